@@ -24,7 +24,6 @@ CHOICES = {
     "verification": ("exact", "rejection"),
     "batch_invariant": ("auto", "off"),
     "async_scheduling": ("auto", "off"),
-    "draft_shape": ("auto", "ragged", "uniform"),
     "sharing": ("auto", "replicas", "none"),
     "draft_sample_method": ("greedy", "probabilistic"),
 }
@@ -76,7 +75,6 @@ class SpeculationConfig:
     verification: str = "exact"
     batch_invariant: str = "auto"
     async_scheduling: str = "auto"
-    draft_shape: str = "auto"
 
     def __post_init__(self) -> None:
         for key, allowed in CHOICES.items():

@@ -6,7 +6,6 @@ from __future__ import annotations
 import io
 import json
 import reprlib
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,21 +42,19 @@ def one_line(place: str, wrong: str) -> Iterator[None]:
 
 def json_object(path: Path) -> dict[str, Any]:
     """The object that a .json file holds."""
-    return _parsed(content_of(path), str(path), dict)
+    return _parsed(content_of(path), str(path))
 
 
 def json_rows(
     path: Path,
     read: Callable[[Any, str], T],
     left_out: list[str] | None = None,
-    kind: type = dict,
     is_growing: bool = False,
 ) -> Iterator[T]:
     r"""Each row of a .jsonl file as `read` of the row and its place, "FILE, line 3", gives it; blank lines are none.
 
     Args:
         left_out: takes the lines about rows that cannot be read; without it the first one is raised.
-        kind: of a row, dict or list.
         is_growing: whether a last line without an end may be half a row, which is none.
     """
     lines = content_of(path).split(b"\n")  # str.splitlines cuts at U+2028 too, which may stand in a string
@@ -65,7 +62,7 @@ def json_rows(
         if not line.strip():
             continue
         try:
-            row = read(_parsed(line, place := f"{path}, line {number}", kind), place)
+            row = read(_parsed(line, place := f"{path}, line {number}"), place)
         except ReadError as error:
             if is_growing and number == len(lines):
                 continue
@@ -77,19 +74,14 @@ def json_rows(
 
 
 def npz_arrays(content: Path | bytes, place: str) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file, each read to its checksum, which numpy itself does not reach."""
+    """The arrays of an .npz file, by whose checksums numpy itself does not go."""
     import numpy as np
 
-    arrays = {}
     content = content_of(content) if isinstance(content, Path) else content
-    with one_line(place, "not an .npz file of arrays"), zipfile.ZipFile(io.BytesIO(content)) as archive:
-        for name in archive.namelist():
-            member = io.BytesIO(archive.read(name))
-            array = np.lib.format.read_array(member, allow_pickle=False)
-            if member.read(1) or (name := name.removesuffix(".npy")) in arrays:
-                raise ValueError(f"{name} is there twice, or goes on behind its array")
-            arrays[name] = array
-    return arrays
+    with one_line(place, "not an .npz file of arrays"), np.load(io.BytesIO(content), allow_pickle=False) as archive:
+        if damaged := archive.zip.testzip():
+            raise ValueError(f"{damaged} is damaged")
+        return {name: np.asarray(archive[name]) for name in archive.files}
 
 
 def token_ids(values: Any, place: str) -> np.ndarray:
@@ -121,16 +113,10 @@ def content_of(path: Path) -> bytes:
         raise ReadError(f"{path}: cannot be read ({error})") from error
 
 
-def _parsed(content: bytes, place: str, kind: type) -> Any:
+def _parsed(content: bytes, place: str) -> dict[str, Any]:
     try:
-        found = json.loads(content.decode(), object_pairs_hook=_with_distinct_keys)
+        found = json.loads(content.decode())
     except (ValueError, RecursionError) as error:
         raise ReadError(f"{place}: not JSON ({error})") from error
-    expect(isinstance(found, kind), place, {dict: "a JSON object", list: "a JSON list"}[kind], found)
-    return found
-
-
-def _with_distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(found := dict(pairs)) < len(pairs):
-        raise ValueError("a key is there twice")
+    expect(isinstance(found, dict), place, "a JSON object", found)
     return found

@@ -157,7 +157,7 @@ def keep(run_directory: Path, config: DictConfig, until_step: int | None) -> Non
 
 # Totals of the drafter that nobody acts on: engine_steps/<step>.npz has them.
 ON_DISK_ONLY = {
-    *("tracked_requests", "waited_steps", "late_steps", "awaited_steps", "exploring_steps", "path_tokens"),
+    *("tracked_requests", "waited_steps", "late_steps", "exploring_steps", "path_tokens"),
     *("history_appended_tokens", "history_written_responses", "sharing_sent_tokens"),
     *(f"draft_model_{name}" for name in ("passes", "requests", "read_tokens")),
 }

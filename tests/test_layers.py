@@ -148,7 +148,6 @@ LARGER = {
     "sam/simulate/rollout.py: Replica: 14 attributes": "a replica's whole state",
     "sam/verify/rejection.py: rejection_sample: 8 parameters": "vLLM's signature",
     "sam/vllm/ascend/__init__.py: expand_triton: 7 parameters": "vllm-ascend's signature",
-    "sam/vllm/step_recorder.py: StepRecorder: 15 attributes": "the columns of the steps that it records",
 }
 
 

@@ -69,13 +69,12 @@ def choose_lengths(acceptance, offsets, requests, cost, min_gain):
 
 
 @compiled
-def add_rows(acceptance, offsets, overhead, whole, requests, drafted, expected, cost, min_gain):
+def add_rows(acceptance, offsets, overhead, requests, drafted, expected, cost, min_gain):
     """Choose further paths, each a row of the batch: those with most expected tokens for each of their own first, as
     long as each raises expected tokens per millisecond by the share `min_gain`.
 
     Args:
         acceptance, offsets, overhead: as of Policy.choose_paths.
-        whole: tokens of every row, whatever is taken of its path; 0: as many as are taken.
         drafted, expected: draft tokens of the step, and of them those expected to be accepted, without further paths.
         requests, cost: as of `choose_lengths`.
 
@@ -90,7 +89,7 @@ def add_rows(acceptance, offsets, overhead, whole, requests, drafted, expected, 
         for j in range(offsets[i], offsets[i + 1]):
             total += acceptance[j]
             own = j + 1 - offsets[i]
-            row = whole if whole else overhead[i] + own
+            row = overhead[i] + own
             if total / row > ratio[i]:
                 ratio[i], gain[i], tokens[i], taken[i] = total / row, total, row, own
     for i in np.argsort(-ratio):
@@ -139,7 +138,6 @@ class Goodput(Policy):
         num_speculative_tokens: draft tokens of a request at most.
         step_cost: milliseconds of a step; None starts from a guess that the first observed steps replace.
         graph_sizes: tokens of the captured graphs: a step takes as long as the next larger graph.
-        uniform: whether a step with any draft tokens verifies `num_speculative_tokens` of every request.
         paths: of a request at most, each of as many draft tokens.
 
     Attributes:
@@ -153,13 +151,12 @@ class Goodput(Policy):
         num_speculative_tokens: int,
         step_cost: StepCost | None = None,
         graph_sizes: tuple[int, ...] = (),
-        uniform: bool = False,
         paths: int = 1,
     ):
         super().__init__()
-        self.num_speculative_tokens, self._whole = num_speculative_tokens, (num_speculative_tokens + 1) * uniform
+        self.num_speculative_tokens = num_speculative_tokens
         guess = linear(1.0, 0.0, 1 / 64, source="a guess: 64 tokens double a step")
-        self.cost = ExpectedCost(num_speculative_tokens, graph_sizes, uniform, paths)
+        self.cost = ExpectedCost(num_speculative_tokens, graph_sizes, paths)
         self.use_table(step_cost or guess, forward_only=step_cost is None)
         self.has_table = step_cost is not None
         self._pause, self._running = Pause(), 0
@@ -231,7 +228,7 @@ class Goodput(Policy):
         self, state: StepState, drafted: int, acceptance: np.ndarray, offsets: np.ndarray, overhead: np.ndarray
     ) -> np.ndarray:
         """Choose the further paths that raise goodput."""
-        paths, step = (acceptance, offsets, overhead, self._whole), (state.running, drafted, self._expected)
+        paths, step = (acceptance, offsets, overhead), (state.running, drafted, self._expected)
         chosen, self._expected = add_rows(*paths, *step, self.step_ms(state), MIN_GAIN_ON / max(1, state.running))
         return chosen
 
@@ -243,23 +240,16 @@ class Goodput(Policy):
 
 
 class Threshold(Policy):
-    """Speculate while at most `batch_size_threshold` requests run, as the published recipe does, or are about to.
-
-    Attributes:
-        counters: awaited_steps, in which only requests that were about to come kept it off.
-    """
+    """Speculate while at most `batch_size_threshold` requests run, as the published recipe does."""
 
     def __init__(self, num_speculative_tokens: int, batch_size_threshold: int):
         super().__init__()
         self.num_speculative_tokens, self.batch_size_threshold = num_speculative_tokens, batch_size_threshold
 
     def plan(self, state: StepState) -> Plan:
-        """Compare the requests that run, and those that are about to, with the threshold."""
+        """Compare the requests that run with the threshold."""
         if state.running > self.batch_size_threshold:
             return Plan(0, valid_for_steps=NO_THRESHOLD)
-        if state.running + state.awaited > self.batch_size_threshold:
-            self.count("awaited_steps")
-            return Plan(0)
         return Plan(self.num_speculative_tokens)
 
 

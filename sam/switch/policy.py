@@ -4,9 +4,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# Steps with a free slot after which no request is thought to be on its way: 5 to 9 ms on a CPU.
-PATIENCE_STEPS = 16
-
 
 @dataclass(frozen=True)
 class StepState:
@@ -20,7 +17,6 @@ class StepState:
             tokens included; all ranks wait for it. `plan` and `choose` are given that of the previous step, `observe`
             that of the step itself. 0 if no other rank is known to have more than this one.
         steps_since_plan: int, engine steps since the last call of `plan`, this one included.
-        awaited: int, requests that wait outside the engine and are about to take its free slots (QueuedRequests).
     """
 
     running: int
@@ -28,7 +24,6 @@ class StepState:
     context: float = 0.0
     max_num_tokens_other_dp_ranks: int = 0
     steps_since_plan: int = 1
-    awaited: int = 0
 
 
 @dataclass(frozen=True)
@@ -84,29 +79,3 @@ class Policy:
     def count(self, name: str, steps: int = 1) -> None:
         """Add to a counter."""
         self.counters[name] = self.counters.get(name, 0) + steps
-
-
-class QueuedRequests:
-    """The requests that wait in a router for an engine's `slots`, as the last request that came from there said.
-
-    What it said holds while slots are full, and for PATIENCE_STEPS steps once one is free: then those that waited have
-    gone elsewhere, or the router is gone.
-    """
-
-    def __init__(self, slots: int):
-        self._slots, self._queued, self._patience = slots, 0, PATIENCE_STEPS
-
-    def update(self, queued: int) -> None:
-        """A request has come that left so many behind it in the queue."""
-        self._queued, self._patience = queued, PATIENCE_STEPS
-
-    def expected(self, running: int, steps: int = 1) -> int:
-        """Requests that are about to come, `steps` steps after the last call; 0 where `running` take all slots."""
-        free = max(0, self._slots - running)
-        if not free or not self._queued:
-            self._patience = PATIENCE_STEPS
-            return 0
-        if self._patience < steps:
-            self._queued = 0
-        self._patience -= steps
-        return min(free, self._queued)

@@ -118,15 +118,6 @@ class StepCost:
         with replacing(path) as partial:
             partial.write_text(json.dumps({"fingerprint": self.fingerprint, "source": self.source, **content}) + "\n")
 
-    def check_fingerprint(self, wanted: dict[str, str | int]) -> None:
-        """Raise ValueError unless the table is of this engine; keys that only one of them has are not compared."""
-        for key, value in wanted.items():
-            if self.fingerprint.get(key, value) != value:
-                raise ValueError(
-                    f"the step-cost table is of {key}={self.fingerprint[key]}, this engine has {key}={value}: "
-                    f"{HOW_TO_MEASURE}"
-                )
-
     def step_ms(self, requests: float, num_tokens: np.ndarray | float, context: float) -> np.ndarray:
         """float64 [n]: milliseconds of steps of `requests` requests, at a mean context.
 
@@ -233,10 +224,10 @@ class ExpectedCost:
     free up to there.
     """
 
-    def __init__(self, num_speculative_tokens: int, graph_sizes: tuple[int, ...], uniform: bool, paths: int):
+    def __init__(self, num_speculative_tokens: int, graph_sizes: tuple[int, ...], paths: int):
         self._row = num_speculative_tokens + 1  # tokens of a request with a whole draft
         self._most_draft_tokens = paths * self._row - 1  # of a request
-        self._graph_sizes, self._uniform = np.array(sorted(graph_sizes), dtype=np.int64), uniform
+        self._graph_sizes = np.array(sorted(graph_sizes), dtype=np.int64)
         self._kept = lru_cache(KEPT_LOOK_UPS)(self._corrected)  # until more is learnt
 
     def use(self, step_cost: StepCost, forward_only: bool) -> None:
@@ -254,7 +245,7 @@ class ExpectedCost:
         # No step is faster than one with fewer draft tokens, or than the fullest other rank's.
         drafted = np.arange(running * self._most_draft_tokens + 1)
         _, _, per_draft_token, speculating = self.correction.terms
-        table = self._table_ms(running, drafted, bucket)
+        table = self._look_up(running, running + drafted, bucket)
         cost = table + self.correction.extra_ms(running, 0) + per_draft_token * drafted
         cost[1:] += speculating
         cost = np.maximum(cost, MIN_SHARE * table)
@@ -273,7 +264,7 @@ class ExpectedCost:
         if state.prefilling or num_tokens_other > state.running + drafted or not (is_due or is_wanted):
             return
         most = np.array([min(drafted, state.running * self._most_draft_tokens)])
-        table_ms = float(self._table_ms(state.running, most, bucket)[0])
+        table_ms = float(self._look_up(state.running, state.running + most, bucket)[0])
         # Another rank's tokens may be of more requests than this one's, or be drafts to a larger part.
         counts = (num_tokens_other, -(-num_tokens_other // self._row)) if num_tokens_other else ()
         if any(self._look_up(count, np.array([num_tokens_other]), bucket)[0] > table_ms for count in counts):
@@ -282,15 +273,8 @@ class ExpectedCost:
             self._ms_since_update = 0.0
             self._kept.cache_clear()
 
-    def _table_ms(self, requests: int, drafted: np.ndarray, bucket: int) -> np.ndarray:
-        """float64 [n]: the table's milliseconds by draft tokens (int64 [n])."""
-        num_tokens = requests + drafted
-        if self._uniform:
-            num_tokens = np.where(drafted > 0, np.maximum(num_tokens, requests * self._row), num_tokens)
-        return self._look_up(requests, num_tokens, bucket)
-
     def _look_up(self, requests: int, num_tokens: np.ndarray, bucket: int) -> np.ndarray:
-        """float64 [n]: milliseconds by tokens (int64 [n]), for a context in the middle of its bucket."""
+        """float64 [n]: the table's milliseconds by tokens (int64 [n]), for a context in the middle of its bucket."""
         if len(sizes := self._graph_sizes):
             at = np.searchsorted(sizes, num_tokens)
             num_tokens = np.where(at < len(sizes), sizes[np.minimum(at, len(sizes) - 1)], num_tokens)

@@ -10,12 +10,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from sam.jit import compiled, compiled_sum
+from sam.jit import compiled
 
 PLACEHOLDER = -1  # vLLM's mark for "no token here"
 GREEDY = 0.0  # the temperature that means argmax
 
-LOOP_ON_HOST = True  # whether rows in the host's memory are searched by a compiled loop, in a third of the time
 # Tokens per block of the two-level search: about the square root of a vocabulary of 150,000.
 BLOCK = 512
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -74,61 +73,7 @@ def sample_inverse_cdf(logits: torch.Tensor, uniforms: torch.Tensor) -> torch.Te
     or takes its neighbour's share. So a block of tokens is chosen first, by a float64 sum of the blocks' float32 sums,
     then a token in it: every token keeps the relative precision of its float32 probability.
     """
-    if LOOP_ON_HOST and logits.device.type == "cpu":
-        tokens = np.empty(len(logits), dtype=np.int64)
-        _draw(logits.detach().softmax(-1, dtype=torch.float32).numpy(), uniforms.numpy(), tokens)
-        return torch.from_numpy(tokens)
-    tokens, mass = _two_level(logits.softmax(-1, dtype=torch.float32), uniforms)
-    return torch.where(mass > 0, tokens, 0)
-
-
-@compiled_sum
-def _block_sum(values):
-    """float32 [n] to float64."""
-    total = 0.0
-    for i in range(len(values)):
-        total += np.float64(values[i])
-    return total
-
-
-@compiled
-def _draw(probabilities, uniforms, tokens):
-    """Fill `tokens`, 0 in rows without mass. float32 [rows, vocabulary], float64 [rows], int64 [rows]."""
-    vocabulary = probabilities.shape[1]
-    sums = np.empty((vocabulary + BLOCK - 1) // BLOCK)
-    for row in range(len(tokens)):
-        mass = 0.0
-        for block in range(len(sums)):
-            start = block * BLOCK
-            sums[block] = _block_sum(probabilities[row, start : min(start + BLOCK, vocabulary)])
-            mass += sums[block]
-        tokens[row] = 0
-        if not mass > 0.0:
-            continue
-        # A sum's rounding may leave more than the rest has: the last with mass is drawn then.
-        rest, left, chosen = uniforms[row] * mass, 0.0, 0
-        for block in range(len(sums)):
-            if sums[block] > 0.0:
-                left, chosen = rest, block
-                if rest < sums[block]:
-                    break
-                rest -= sums[block]
-        for token in range(chosen * BLOCK, min((chosen + 1) * BLOCK, vocabulary)):
-            probability = np.float64(probabilities[row, token])
-            if probability > 0.0:
-                tokens[row] = token
-                if left < probability:
-                    break
-                left -= probability
-
-
-def _search(cumulative: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """First index whose cumulative sum exceeds the target, within bounds also for a row of NaN."""
-    index = torch.searchsorted(cumulative, targets.unsqueeze(1), right=True).squeeze(1)
-    return index.clamp_(max=cumulative.shape[1] - 1)
-
-
-def _two_level(probabilities: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    probabilities = logits.softmax(-1, dtype=torch.float32)
     vocabulary = probabilities.shape[1]
     whole = vocabulary // BLOCK
     sums = probabilities[:, : whole * BLOCK].unflatten(1, (whole, BLOCK)).sum(-1)
@@ -145,7 +90,14 @@ def _two_level(probabilities: torch.Tensor, uniforms: torch.Tensor) -> tuple[tor
     inner = inside.masked_fill_(columns >= vocabulary, 0.0).cumsum(-1)
     # The fraction may round to 1 or to -1e-16; the draw must stay among the block's tokens that have mass.
     targets = fraction.squeeze(1).clamp(0.0, 1.0 - 2.0**-52) * inner[:, -1]
-    return (block.squeeze(1) * BLOCK + _search(inner, targets)).clamp_(max=vocabulary - 1), outer[:, -1]
+    tokens = (block.squeeze(1) * BLOCK + _search(inner, targets)).clamp_(max=vocabulary - 1)
+    return torch.where(outer[:, -1] > 0, tokens, 0)
+
+
+def _search(cumulative: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """First index whose cumulative sum exceeds the target, within bounds also for a row of NaN."""
+    index = torch.searchsorted(cumulative, targets.unsqueeze(1), right=True).squeeze(1)
+    return index.clamp_(max=cumulative.shape[1] - 1)
 
 
 def accept_matching(sampled: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor:

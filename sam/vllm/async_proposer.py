@@ -17,8 +17,8 @@ drafts are verified, and before the first that are.
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,14 +30,6 @@ from sam.vllm.proposer import SamProposer
 from sam.vllm.tracked_requests import MAX_STEPS_BEHIND
 
 
-class SampledTokens(NamedTuple):
-    """A step's tokens on the host."""
-
-    padded: np.ndarray  # int [rows, 1 + longest draft], each row padded with -1
-    counts: np.ndarray  # int [rows], tokens of each row; 0 for a row that is still in its prompt
-    lists: list[list[int]]  # the tokens of each row
-
-
 @dataclass
 class SampledStep:
     """The tokens that a step sampled, on their way to the host."""
@@ -47,24 +39,22 @@ class SampledStep:
     emits: np.ndarray  # bool [rows], False for a row that is still in its prompt
     tokens: torch.Tensor  # int [rows, 1 + longest draft] on the host, padded with -1; valid once `copied` is over
     copied: Any  # the event of that copy, vLLM's own
+    counts: np.ndarray | None = None  # int [rows], tokens of each row once they are read; 0 for one still in its prompt
+    lists: list[list[int]] = field(default_factory=list)  # these tokens
 
     @property
     def had_drafts(self) -> bool:
         """Whether it verified drafts: what became of them has to be known before the next step."""
         return self.tokens.shape[-1] > 1
 
-    def sampled(self, tokens: torch.Tensor | None = None) -> SampledTokens:
-        """What came out, of `tokens` if they came another way."""
-        padded = (self.tokens if tokens is None else tokens).numpy()
-        counts = (padded >= 0).sum(axis=1) * self.emits
-        lists = [row[:count] for row, count in zip(padded.tolist(), counts.tolist(), strict=True)]
-        return SampledTokens(padded, counts, lists)
+    def read(self) -> None:
+        """Learn what came out."""
+        self.counts = (self.tokens.numpy() >= 0).sum(axis=1) * self.emits
+        self.lists = [row[:count] for row, count in zip(self.tokens.tolist(), self.counts.tolist(), strict=True)]
 
 
 class AsyncDrafting(SamProposer):
     """A SamProposer whose steps are scheduled before the tokens of the step before are known."""
-
-    reads_late = True  # whether a step's tokens are waited for where the next one begins, not where the step ends
 
     def __init__(self, vllm_config):
         ranks.check_async(vllm_config.parallel_config)
@@ -74,8 +64,9 @@ class AsyncDrafting(SamProposer):
         self.accepted: dict[str, list[int]] = {}  # tokens that came out for them
         self.on_read: Callable[[], None] | None = None  # a StepRecorder's, once a step's tokens are known
         self._drafts: dict[str, list[int]] = {}  # of the next step
-        self._unread: tuple[SampledStep, Any] | None = None  # the last step and its output, until it is waited for
-        self._pending: deque[SampledStep] = deque()  # steps without drafts, not taken from vLLM's copy yet
+        self._unread: SampledStep | None = None  # the last step, until it is waited for
+        # Steps without drafts, not taken from vLLM's copy yet; so many only if planning fails in every step.
+        self._pending: deque[SampledStep] = deque(maxlen=2 * MAX_STEPS_BEHIND)
         self._had_placeholders = False
         self._waits = self._waited = False  # whether the last step is one that is waited for, and the one before it
         self._group: Any = None  # of the ranks that verify the first one's drafts
@@ -94,17 +85,15 @@ class AsyncDrafting(SamProposer):
         tokens, copied = output.sampled_token_ids_cpu, output.async_copy_ready_event
         step = SampledStep(batch.req_ids.copy(), starts, emits, tokens, copied)
         if not self.is_drafting_rank:
-            self._unread = step, output
+            self._unread = step
             self.verifying = {}  # what came out for them is known a step later: no recorder of this rank asks
             return
         self._drafts, self.accepted = {}, {}
         self._waits = step.had_drafts or self.wants_drafts
-        if not self._waits:
-            self._take_step(step, None)
-            return
-        self._unread = step, output
-        if not self.reads_late:
-            self.read_awaited()
+        if self._waits:
+            self._unread = step
+        else:
+            self._take_step(step)
 
     @property
     def is_awaiting(self) -> bool:
@@ -116,41 +105,35 @@ class AsyncDrafting(SamProposer):
         Not `is_timed` where the engine may have been idle since that step."""
         if not self.is_awaiting:
             return
-        (step, output), self._unread = self._unread, None
+        step, self._unread = self._unread, None
         if not is_timed:
             self.last.state, self.last.valid_for_steps = None, 0
-        self._take_step(step, self._wait(step, output, is_needed=step.had_drafts))
+        self._wait(step)
+        self._take_step(step)
         if self.on_read:
             self.on_read()
 
-    def _take_step(self, step: SampledStep, sampled: SampledTokens | None) -> None:
+    def _take_step(self, step: SampledStep) -> None:
         """Write down what came out, if it is known, and draft."""
-        batch = self._runner.input_batch
-        if sampled is None:
+        batch, is_known = self._runner.input_batch, step.counts is not None
+        if not is_known:
             self._pending.append(step)
-            if len(self._pending) > 2 * MAX_STEPS_BEHIND:  # as when planning fails in every step
-                self.tracked.stop(self._pending.popleft().request_ids)
         else:
-            self._write(step, sampled, is_last=True)
-            self.accepted = dict(zip(step.request_ids, sampled.lists, strict=True))
-        emitted = (sampled.counts if sampled else step.emits).tolist()
+            self._write(step, is_last=True)
+            self.accepted = dict(zip(step.request_ids, step.lists, strict=True))
+        emitted = (step.counts if is_known else step.emits).tolist()
         drafts = self._propose(emitted, batch.num_tokens_no_spec, batch.token_ids_cpu)
         self._drafts = {name: draft for name, draft in zip(step.request_ids, drafts, strict=True) if draft}
-        if sampled or self._drafts:
+        if is_known or self._drafts:
             # All tokens are on the host: the next step takes its input from there, drafts included.
             batch.prev_sampled_token_ids = None
         self._waited = self._waits
 
-    def _wait(self, step: SampledStep, output, is_needed: bool) -> SampledTokens | None:
-        """The one wait of a step with drafts; None if the copy failed and the tokens are not needed."""
+    def _wait(self, step: SampledStep) -> None:
+        """The one wait of a step with drafts. If the copy fails the device is lost, to vLLM as well."""
         self.counters["waited_steps"] += 1
-        try:
-            step.copied.synchronize()
-            return step.sampled()
-        except Exception:
-            self._count_error()
-            # How many drafts were accepted must be known. If this fails too the device is lost, to vLLM as well.
-            return step.sampled(output._sampled_token_ids.cpu()) if is_needed else None
+        step.copied.synchronize()
+        step.read()
 
     def _observe(self, now: float, state, emitted: list[int]) -> None:
         # Between a step that waited for the device and one that did not lies more or less than one step's time. And one
@@ -176,19 +159,16 @@ class AsyncDrafting(SamProposer):
         """Write down the tokens whose copy is over; waits for none."""
         while self._pending and self._pending[0].copied.query():
             step = self._pending.popleft()
-            try:
-                self._write(step, step.sampled())
-            except Exception:
-                self._count_error()
-                self.tracked.stop(step.request_ids)
+            step.read()
+            self._write(step)
 
-    def _write(self, step: SampledStep, sampled: SampledTokens, is_last: bool = False) -> None:
+    def _write(self, step: SampledStep, is_last: bool = False) -> None:
         """Put tokens where vLLM has them when it schedules synchronously; it left a placeholder for each row.
         `is_last`: the batch's rows are still this step's."""
         batch, requests = self._runner.input_batch, self._runner.requests
         rows = np.full(len(step.request_ids), -1)  # of the batch; -1: nothing to write there
         row_of = batch.req_id_to_index.get
-        named = zip(step.request_ids, step.starts.tolist(), sampled.lists, strict=True)
+        named = zip(step.request_ids, step.starts.tolist(), step.lists, strict=True)
         for index, (request_id, start, tokens) in enumerate(named):
             state = requests.get(request_id) or self.tracked.states.get(request_id)
             if not tokens or state is None:
@@ -199,10 +179,10 @@ class AsyncDrafting(SamProposer):
                 if is_last or output[place] < 0:
                     output[place : place + 1] = tokens
                 rows[index] = row_of(request_id, -1)
-        counts = np.where(rows < 0, 0, sampled.counts)
-        of, offset = np.nonzero(np.arange(sampled.padded.shape[1]) < counts[:, None])
+        counts = np.where(rows < 0, 0, step.counts)
+        of, offset = np.nonzero(np.arange(step.tokens.shape[1]) < counts[:, None])
         to = rows[of], step.starts[of] + offset
-        values = sampled.padded[of, offset]
+        values = step.tokens.numpy()[of, offset]
         if is_last:
             batch.is_token_ids[to] = True
             written = counts > 0
@@ -243,9 +223,10 @@ class AsyncDrafting(SamProposer):
         """Where another rank drafts: wait for the last step's tokens, if drafts were among them or follow them now."""
         if self._unread is None:
             return
-        (step, output), self._unread = self._unread, None
+        step, self._unread = self._unread, None
         if has_drafts or step.had_drafts:
-            self._write(step, self._wait(step, output, is_needed=True), is_last=True)
+            self._wait(step)
+            self._write(step, is_last=True)
             self._runner.input_batch.prev_sampled_token_ids = None
 
     def _correct_counts(self, scheduler_output) -> None:

@@ -14,14 +14,12 @@ import logging
 import os
 import sys
 import weakref
-from types import SimpleNamespace
 
 import numba
 import torch
 from vllm import _custom_ops as ops
 from vllm.config import get_current_vllm_config_or_none
 from vllm.model_executor.layers import utils
-from vllm.model_executor.layers.linear import LinearBase
 
 from sam.config import SpeculationConfig
 from sam.vllm import patches, row_classes
@@ -53,8 +51,6 @@ def install(runner, config: SpeculationConfig) -> None:
     # All weights are packed again after what loads them without `attach`. What else writes weights does not on a CPU.
     for owner, name in ((runner.model, "load_weights"), (runner, "reload_weights")):
         patches.wrap(owner, name, "pack_after_loads", _load_and_forget)
-    for name in ("execute_model", "_dummy_run"):
-        patches.wrap(runner, name, "pack_after_loads", _pack_and_run)
     patches.wrap(runner, "_bookkeeping_sync", "keep_unread_generators", functools.partial(_keep_generators, runner))
     if type(getattr(runner, "drafter", None)).__name__ == "NgramProposer":
         # Root cause: its `propose` lets numba start its threads, which sets OpenMP's number to all processors. Symptom:
@@ -89,9 +85,11 @@ def attach(layer: torch.nn.Module, remove_weight: bool = False) -> None:
     if weight.is_meta:  # a layer of another pipeline rank
         layer.cpu_linear = torch.nn.functional.linear
     elif weight.ndim == 2:  # not a convolution, which has a kernel of its own
-        if not isinstance(present := getattr(layer, "cpu_linear", None), CpuLinear) or not present.fits(weight):
-            present = layer.cpu_linear = CpuLinear(layer)
-        present.forget()
+        present = getattr(layer, "cpu_linear", None)
+        if isinstance(present, CpuLinear) and (present.shape, present.dtype) == (tuple(weight.shape), weight.dtype):
+            present.forget()
+        else:
+            layer.cpu_linear = CpuLinear(layer)
 
 
 def _load_and_forget(load, *arguments, **keywords):
@@ -102,15 +100,6 @@ def _load_and_forget(load, *arguments, **keywords):
             linear.forget()
 
 
-def _pack_and_run(run, *arguments, **keywords):
-    """Graphs read packed weights."""
-    while _old:
-        linear = _old.pop()
-        if (layer := linear.layer()) is not None:
-            linear.pack(layer.weight)
-    return run(*arguments, **keywords)
-
-
 class CpuLinear:
     """`torch.nn.functional.linear` of a layer, by one kernel and with numbers of rows that give equal bits."""
 
@@ -118,45 +107,27 @@ class CpuLinear:
         weight, engine = layer.weight, get_current_vllm_config_or_none()
         config = engine and SpeculationConfig.from_vllm(engine)
         mode = config.batch_invariant if config else "auto"
-        self.shape, self.dtype, self.layer = tuple(weight.shape), weight.dtype, weakref.ref(layer)
+        self.shape, self.dtype = tuple(weight.shape), weight.dtype
         self.packed, self.row_class = _kernel_and_row_class(weight, getattr(layer, "bias", None) is not None, mode)
         self.multiple = ROUND_TO if self.packed and weight.numel() < SMALL_WEIGHTS and mode != "off" else 1
-        # Graphs may call vLLM's kernel as vLLM does. Not layers of a vocabulary: an embedding is packed only if it is
-        # used as a head too, which is outside of graphs.
-        most = engine.scheduler_config.max_num_batched_tokens if engine else sys.maxsize
-        is_whole = self.row_class.smallest <= 1 and self.multiple == 1 and most <= self.row_class.largest
-        self.is_direct = self.packed and is_whole and isinstance(layer, LinearBase)
-        self._pack, self._is_old = None, True
+        self._pack = None
         with torch.inference_mode(False):
-            # Tensors, so that compiled graphs take them as inputs.
-            self._key = torch.tensor(next(_numbers))
-            self._handler = SimpleNamespace(n=self.shape[0], k=self.shape[1], handler_tensor=torch.tensor(0))
+            self._key = torch.tensor(next(_numbers))  # a tensor, so that compiled graphs take it as an input
         _linears[int(self._key)] = self
-
-    def fits(self, weight: torch.Tensor) -> bool:
-        return (tuple(weight.shape), weight.dtype) == (self.shape, self.dtype)
 
     def forget(self) -> None:
         """Pack again at the next use."""
-        self._is_old = True
-        if self.is_direct:
-            _old.append(self)
-
-    def pack(self, weight: torch.Tensor) -> None:
-        self._pack, self._is_old = _pack(weight), False
-        self._handler.handler_tensor.copy_(self._pack.handler_tensor)
+        self._pack = None
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         if not torch.compiler.is_compiling():
             return self.multiply(x, weight, bias)
-        if self.is_direct:
-            return ops.onednn_mm(self._handler, x, bias)
         return torch.ops.sam.cpu_linear(x, weight, bias, self._key)
 
     def multiply(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x [..., inner], weight [columns, inner], bias [columns]; returns [..., columns]."""
-        if self.packed and self._is_old:
-            self.pack(weight)
+        if self.packed and self._pack is None:
+            self._pack = _pack(weight)
         rows = x.reshape(-1, self.shape[1]).contiguous()
         result = row_classes.multiply(_product(self._pack, weight, bias), rows, self.row_class, self.multiple)
         return result if x.dim() == 2 else result.reshape(*x.shape[:-1], self.shape[0])
@@ -211,7 +182,6 @@ def _product(pack, weight: torch.Tensor, bias: torch.Tensor | None) -> row_class
 
 _vllms = utils.dispatch_cpu_unquantized_gemm
 _numbers = itertools.count()
-_old: "list[CpuLinear]" = []  # to be packed before a graph runs
 _linears: "weakref.WeakValueDictionary[int, CpuLinear]" = weakref.WeakValueDictionary()
 
 

@@ -1,6 +1,5 @@
 """Exact-match sampling in vLLM's model runner, for every step, with and without drafts."""
 
-import functools
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import NamedTuple, Self
@@ -34,12 +33,6 @@ class _Rows(NamedTuple):
         return values[self.request if isinstance(values, np.ndarray) else sent(self.request, values.device)]
 
     @classmethod
-    @functools.lru_cache(maxsize=8)  # a batch keeps its size for many steps
-    def plain_decode(cls, requests: int) -> Self:
-        each = np.arange(requests)
-        return cls(np.ones_like(each), each, np.zeros_like(each))
-
-    @classmethod
     def of(cls, num_draft_tokens: list[int]) -> Self:
         counts = 1 + np.asarray(num_draft_tokens, dtype=np.int64)
         request = np.repeat(np.arange(len(counts)), counts)
@@ -64,7 +57,7 @@ class ExactSampler:
         batch.generators.clear()
         hooks.fill_last_placeholder(self.runner)
         metadata = batch.sampling_metadata
-        rows = _Rows.plain_decode(len(batch.req_ids)) if drafts is None else _Rows.of(drafts.num_draft_tokens)
+        rows = _Rows.of(drafts.num_draft_tokens if drafts is not None else [0] * len(batch.req_ids))
         # vllm-ascend pads rows where its output layer is spread over ranks.
         logits = logits[: len(rows.request)].to(torch.float32)
         mode = None

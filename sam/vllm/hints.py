@@ -14,7 +14,6 @@ class RequestHints:
     # a later turn those of the conversation's first prompt.
     prompt_tokens: int | None = None
     response_limit: int | None = None  # tokens that this response may have at most
-    waiting: int | None = None  # requests that wait behind this one for a slot of the engine
     turn: int | None = None  # of the conversation, from 1
 
     def extra_args(self) -> dict[str, int]:

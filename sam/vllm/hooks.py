@@ -5,9 +5,7 @@ import threading
 from dataclasses import replace
 
 from sam import verify
-from sam.config import SpeculationConfig
 from sam.vllm import patches
-from sam.vllm.hints import RequestHints
 
 ASYNC_COUNTERS = ("waited_steps", "late_steps")  # of an AsyncDrafting, beside a SamProposer's
 PLACEHOLDERS = "sam_placeholders"  # attribute of a step's output: drafts for which the scheduler is to leave room
@@ -21,13 +19,6 @@ def install(runner) -> None:
         most = runner.max_model_len + runner.num_spec_tokens
         patches.put(runner, "effective_drafter_max_model_len", "draft_near_max_model_len", most)
     patches.put(runner, "num_accepted_tokens_event", "skip_accepted_counts", None)
-
-    def note_waiting(scheduler_output):
-        """Tell the drafter, whenever requests come, how many wait behind the last of them."""
-        if new := scheduler_output.scheduled_new_reqs:
-            runner.drafter.awaited.update(RequestHints.of(new[-1].sampling_params).waiting or 0)
-
-    patches.before(runner, "_update_states", "note_waiting", note_waiting)
     notice_new_weights(runner)
     if not getattr(runner, "use_async_scheduling", False):
         name = "skip_empty_drafts"
@@ -124,18 +115,6 @@ def fill_last_placeholder(runner) -> None:
     for output, length in zip(outputs, lengths, strict=True):
         if missing := length - len(output):
             output[-1:-1] = [-1] * missing
-
-
-def substitute_ngram_gpu_proposer(proposer_class) -> None:
-    """Make vLLM's NgramProposerGPU, or vllm-ascend's, a `proposer_class(it)` where speculation asks for `sam`."""
-    from vllm.v1.spec_decode.ngram_proposer_gpu import NgramProposerGPU
-
-    def make(_original, cls, *arguments, **keywords):
-        vllm_config = arguments[0] if arguments else keywords["vllm_config"]
-        config = SpeculationConfig.from_vllm(vllm_config)
-        return object.__new__(proposer_class(cls) if config is not None and config.method == "sam" else cls)
-
-    patches.wrap(NgramProposerGPU, "__new__", "make_sam_async", make)
 
 
 def skip_ngram_gpu_tensors() -> None:

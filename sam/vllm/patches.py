@@ -51,9 +51,6 @@ PATCHES = {
     "skip_accepted_counts": Patch("runner", "num_accepted_tokens_event",
         "with speculative tokens every step waits for an event and copies counts to the device, which models with "
         "recurrent state alone read.", "vLLM makes that event for hybrid models only."),
-    "note_waiting": Patch("runner", "_update_states",
-        "a worker is not told how many requests wait for a slot, which the switch goes by.",
-        "the scheduler's output says so."),
     "notice_new_weights": Patch("runner and its model", "load_weights add_lora _update_states",
         "frameworks hand new weights to the model or its adapter in pieces, each in its own way; text of older weights "
         "leaves the history first.", "vLLM tells its drafter of new weights."),
@@ -62,7 +59,9 @@ PATCHES = {
         "vLLM keeps them."),
     "measure_at_warm_up": Patch("runner", "capture_model initialize_kv_cache",
         "nothing is called between the end of warm-up and the first request.", "vLLM calls its drafter there."),
-    "record_steps": Patch("runner", "execute_model _model_forward _sample propose_draft_token_ids sample_tokens",
+    "record_steps": Patch("runner; of the second one also its speculator and AsyncOutput",
+        "execute_model _model_forward _sample propose_draft_token_ids sample_tokens "
+        "add_requests sample propose get_output",
         "vLLM's metrics are sums over an engine, without what single steps took.", "vLLM reports steps."),
     # Asynchronous scheduling.
     "schedule_wanted_drafts": Patch("AsyncScheduler", "update_from_output _update_after_schedule",
@@ -87,9 +86,9 @@ PATCHES = {
         "only for ngram_gpu has the model runner its own dictionaries of what is scheduled: in an engine of one "
         "process the scheduler's would be trimmed.", "vLLM copies them for every drafter."),
     # Several paths of a request, speculation.paths above 1.
-    "add_path_rows": Patch("runner", "_update_states", "vLLM verifies one path of a request.", "it verifies several."),
-    "add_path_blocks": Patch("runner", "initialize_kv_cache",
-        "rows of further paths write into blocks beyond the scheduler's.", "as above."),
+    "add_path_rows": Patch("runner", "_update_states initialize_kv_cache",
+        "vLLM verifies one path of a request; rows of others write into blocks beyond the scheduler's.",
+        "it verifies several."),
     # Trained drafters.
     "draft_with_model": Patch("runner", "_get_spec_decode_draft_probs propose_draft_token_ids",
         "vLLM's draft models draft in every step and for all requests; the switch and hybrid drafts do not.",
@@ -101,18 +100,11 @@ PATCHES = {
         "any lengths in a graph (FlashAttention 3), a graph of n tokens serves all steps of n tokens.",
         "vLLM captures decode graphs for several lengths."),
     # vLLM's second model runner, 0.32 and 0.33, where something drafts (sam/vllm/v2); `runner` is its GPUModelRunner.
-    "make_speculator": Patch("vllm.v1.worker.gpu.model_runner", "init_speculator",
-        "the runner makes vLLM's own drafters only, and its prompt lookup looks at a request's own text.",
+    "make_speculator": Patch("vllm.v1.worker.gpu.model_runner and runner", "init_speculator AsyncOutput add_requests",
+        "the runner makes vLLM's own drafters only, whose prompt lookup looks at a request's own text. A speculator is "
+        "told neither which requests are new, nor their prompts, nor which have finished, and not handed the copy of "
+        "the step's tokens to the host, which has begun when it is called.",
         "vLLM takes a speculator of the user's (issues 51212 and 53895)."),
-    "note_requests": Patch("runner", "add_requests",
-        "a speculator is told neither which requests are new, nor their prompts, nor which have finished.",
-        "as above."),
-    "keep_output": Patch("vllm.v1.worker.gpu.model_runner", "AsyncOutput",
-        "a speculator is not handed the copy of the step's tokens to the host, which has begun when it is called.",
-        "as above."),
-    "record_second_runners_steps": Patch("runner, its speculator and its AsyncOutput",
-        "execute_model add_requests sample sample_tokens propose get_output",
-        "vLLM's metrics are sums over an engine, without what single steps took.", "vLLM reports steps."),
     "take_all_sampling": Patch("vllm.v1.engine.input_processor.InputProcessor", "__init__ speculative_config",
         "vLLM refuses requests with min_p or logit_bias where drafts are verified, since its rejection sampler leaves "
         "both out; the runner's own sampler, which draws in exact verification, does not.",
@@ -123,7 +115,7 @@ PATCHES = {
     "multiply_invariantly": Patch("vllm.model_executor.layers.utils", "dispatch_cpu_unquantized_gemm",
         "see sam/vllm/cpu_fixes.py: a row's bits depend on how many rows a product has.",
         "vLLM has a batch-invariant mode for CPUs."),
-    "pack_after_loads": Patch("runner, runner.model", "load_weights reload_weights execute_model _dummy_run",
+    "pack_after_loads": Patch("runner, runner.model", "load_weights reload_weights",
         "the packed weights of multiply_invariantly have to follow the model's.", "as above."),
     "keep_unread_generators": Patch("runner", "_bookkeeping_sync",
         "it winds the generator of a request whose prompt is not complete back by `set_offset`, which CPU generators "
@@ -137,31 +129,41 @@ def is_registered() -> bool:
     """Whether this process has the plugin."""
     from vllm.v1.worker.worker_base import WorkerWrapperBase
 
-    return is_in_place(WorkerWrapperBase.init_device, "find_speculation")
+    return hasattr(WorkerWrapperBase.init_device, "_sam")
 
 
 def wrap(owner: Any, attribute: str, name: str, wrapper: Callable) -> None:
     """Call `wrapper(original, *arguments)` where vLLM calls the attribute; a second time changes nothing."""
     original = getattr(owner, attribute)
-    if is_in_place(original, name):
+    names = getattr(original, "_sam", frozenset())  # of what is in place
+    if name in names:
         return
 
     @functools.wraps(original, updated=())
     def wrapped(*arguments, **keywords):
         return wrapper(original, *arguments, **keywords)
 
-    wrapped._sam = getattr(original, "_sam", frozenset()) | {name}
+    wrapped._sam = names | {name}
     put(owner, attribute, name, wrapped)
 
 
 def before(owner: Any, attribute: str, name: str, action: Callable) -> None:
-    """Call `action` with a method's first argument beforehand."""
+    """Call `action` with a method's first argument, if it is not named, beforehand."""
 
-    def acting(original, first, *arguments, **keywords):
-        action(first)
-        return original(first, *arguments, **keywords)
+    def acting(original, *arguments, **keywords):
+        action(*arguments[:1])
+        return original(*arguments, **keywords)
 
     wrap(owner, attribute, name, acting)
+
+
+def make_instead(door: type, name: str, choose: Callable[[type, Any], type]) -> None:
+    """Make what `choose` says of the class that vLLM makes, `door` or one below it, and the VllmConfig it is given."""
+
+    def make(_original, cls, *arguments, **keywords):
+        return object.__new__(choose(cls, arguments[0] if arguments else keywords["vllm_config"]))
+
+    wrap(door, "__new__", name, make)
 
 
 def put(owner: Any, attribute: str, name: str, value: Any) -> None:
@@ -169,8 +171,3 @@ def put(owner: Any, attribute: str, name: str, value: Any) -> None:
     if attribute not in PATCHES[name].targets.split():
         raise KeyError(f"{name}: replaces {PATCHES[name].targets}, not {attribute}")
     setattr(owner, attribute, value)
-
-
-def is_in_place(function: Any, name: str) -> bool:
-    """Whether an attribute's value is what `wrap` put there."""
-    return name in getattr(function, "_sam", ())

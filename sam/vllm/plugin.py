@@ -1,14 +1,13 @@
 """Entry point of vLLM's plugin group `vllm.general_plugins`: called in every vLLM process."""
 
 import functools
-import inspect
 import logging
 import sys
 from typing import Any
 
 from sam.config import WITH_DRAFT_MODEL, SpeculationConfig
 from sam.log import show_warnings
-from sam.vllm import patches
+from sam.vllm import patches, ranks
 from sam.vllm.v2 import engine as second_runner
 
 logger = logging.getLogger(__name__)
@@ -17,15 +16,10 @@ FIRST_RUNNERS = "0.23"  # whose first model runner alone is known; of later ones
 VERSIONS = (FIRST_RUNNERS, "0.32", "0.33")  # of vLLM
 # vLLM's names of drafters after whose steps one without drafts may follow.
 MAY_PAUSE = ("custom_class", "ngram", "ngram_gpu", "suffix", "draft_model", "eagle3")
-# Classes of drafters, without `Async` and vllm-ascend's `Ascend` in front.
+# Within the names of drafters' classes.
 DRAFTERS = {
-    "sam": ("SamProposer", second_runner.DRAFTER),
-    "ngram": ("NgramProposer",),
-    "suffix": ("SuffixDecodingProposer",),
-    "off": ("",),
-    "draft_model": ("TrainedProposer",),
-    "eagle3": ("Eagle3Proposer",),
-}
+    "sam": "Sam", "ngram": "Ngram", "suffix": "Suffix", "draft_model": "TrainedProposer", "eagle3": "Eagle3Proposer"
+}  # fmt: skip
 
 
 def register() -> None:
@@ -100,8 +94,7 @@ def check_runner(runner) -> None:
     Root cause: vLLM 0.23 runs dense Llama, Mistral and Qwen3 models on CUDA with vllm/v1/worker/gpu, unless a feature
     that it lacks is asked for. Symptom: tokens come from vLLM's own sampler, so that on and off differ.
     """
-    sample_tokens = getattr(type(runner), "sample_tokens", None)
-    if sample_tokens is None or "_sample" not in inspect.unwrap(sample_tokens).__code__.co_names:
+    if not hasattr(runner, "_sample"):
         raise ValueError(
             "speculation is configured, but vLLM chose a model runner whose sampler sam.vllm does not replace, "
             f"{type(runner).__module__}: set VLLM_USE_V2_MODEL_RUNNER=0"
@@ -114,9 +107,9 @@ def _open_doors(vllm_config, config: SpeculationConfig) -> None:
 
     method = getattr(vllm_config.speculative_config, "method", None)
     if method == "ngram_gpu":
-        from sam.vllm import hooks
+        from vllm.v1.spec_decode.ngram_proposer_gpu import NgramProposerGPU
 
-        hooks.substitute_ngram_gpu_proposer(_async_proposer)
+        patches.make_instead(NgramProposerGPU, "make_sam_async", _async_proposer)
     elif config.method in WITH_DRAFT_MODEL and not current_platform.is_out_of_tree():
         from sam.vllm.trained.proposer import open_doors
 
@@ -127,30 +120,29 @@ def _open_doors(vllm_config, config: SpeculationConfig) -> None:
         cpu_fixes.open_doors()
 
 
-def _async_proposer(door):
-    from sam.vllm.async_proposer import AsyncSamProposer  # with torch and vLLM's drafter, where it is wanted only
+def _async_proposer(door, vllm_config):
+    """In place of vLLM's NgramProposerGPU, or vllm-ascend's, where speculation asks for `sam`."""
+    config = SpeculationConfig.from_vllm(vllm_config)
+    if config is None or config.method != "sam":
+        return door
+    from sam.vllm.async_proposer import AsyncSamProposer
 
-    if not issubclass(AsyncSamProposer, door):
-        from sam.vllm import ascend
+    if issubclass(AsyncSamProposer, door):
+        return AsyncSamProposer
+    from sam.vllm import ascend
 
-        return ascend.async_proposer(door)
-    return AsyncSamProposer
+    return ascend.async_proposer(door)
 
 
 def check_lossless(vllm_config) -> None:
     """Refuse settings under which accepted tokens do not follow the model's distribution."""
     additional = vllm_config.additional_config or {}
+    given = additional | (additional.get("rejection_sampler_config") or {})  # vllm-ascend's, whose defaults are off
+    names = [name for name in ("enable_reduce_sample", "enable_block_verify", "enable_entropy_verify") if name in given]
+    lossy = {f"{name}={given[name]}": str(given[name]).lower() not in ("false", "0") for name in names}
     method = getattr(vllm_config.speculative_config, "rejection_sample_method", "standard")
-    if method != "standard":
-        raise ValueError(f"rejection_sample_method={method} changes what is sampled: set it to standard")
-    sampler = additional.get("rejection_sampler_config") or {}
-    for section, name, reason in (  # vllm-ascend's; its defaults are off
-        (additional, "enable_reduce_sample", "leaves each rank a part of the vocabulary to sample from"),
-        (sampler, "enable_block_verify", "changes what is sampled"),
-        (sampler, "enable_entropy_verify", "changes what is sampled"),
-    ):
-        if str(value := section.get(name, False)).lower() not in ("false", "0"):
-            raise ValueError(f"{name}={value} {reason}: unset it")
+    lossy[f"rejection_sample_method={method}"] = method != "standard"
+    ranks.refuse(lossy, "it changes what is sampled: unset it")
 
 
 def check_recurrent_state(model_config, method: str | None) -> None:
@@ -174,7 +166,7 @@ def install(runner) -> None:
     from vllm.logger import init_logger
     from vllm.platforms import current_platform
 
-    from sam.vllm import hooks, ranks, warmup_cost
+    from sam.vllm import hooks, warmup_cost
     from sam.vllm.exact_sampler import ExactSampler, self_check
 
     config = SpeculationConfig.from_vllm(runner.vllm_config)
@@ -217,27 +209,26 @@ def check_scheduling(runner, config: SpeculationConfig) -> None:
 
 
 def installed(runner) -> dict[str, Any]:
-    """What this model runner uses: drafter, verification, whether it is scheduled asynchronously."""
-    if second_runner.is_second_runner(getattr(runner, "vllm_config", None)):
-        return second_runner.installed(runner)
+    """What this model runner uses, before a StepRecorder is attached: drafter, verification, whether it is scheduled
+    asynchronously."""
     drafter = getattr(runner, "drafter", None)
+    # The second runner has no `_sample`; where nothing drafts its own sampler is all that there is.
+    verifier = getattr(runner, "_sample", None) or (drafter and runner.rejection_sampler)
+    is_exact = verifier is None or type(verifier).__name__ in ("ExactSampler", "ExactVerification")
     return {
         "drafter": type(drafter).__name__ if drafter is not None else None,
-        "verification": "exact" if type(runner._sample).__name__ == "ExactSampler" else "rejection",
-        "asynchronous": bool(getattr(runner, "use_async_scheduling", False)),
+        "verification": "exact" if is_exact else "rejection",
+        "asynchronous": bool(runner.scheduler_config.async_scheduling),
     }
 
 
 def check_installed(wanted: SpeculationConfig, status: dict[str, Any]) -> None:
     """Raise RuntimeError unless a worker, whose `installed` is `status`, drafts and verifies as the config asks."""
-    expected = DRAFTERS[wanted.trained_method() if wanted.method in WITH_DRAFT_MODEL else wanted.method]
-    has = (status["drafter"] or "").removeprefix("Ascend").removeprefix("Async")
-    for part, is_right, name in (
-        ("drafter", has in expected, expected[0]),
-        ("verification", status["verification"] == wanted.verification, wanted.verification),
-    ):
-        if not is_right:
-            raise RuntimeError(
-                f"rollout worker has {part} {status[part]}, expected {name or None} for speculation={wanted.method}: "
-                "is the project installed where vLLM runs (pip install -e .)?"
-            )
+    expected, drafter = DRAFTERS.get(wanted.trained_method()), status["drafter"]
+    is_expected = expected in (drafter or "") if expected else drafter is None
+    if not is_expected or status["verification"] != wanted.verification:
+        raise RuntimeError(
+            f"rollout worker has drafter {drafter} and verification {status['verification']}, which are not those of "
+            f"speculation={wanted.method}, verification={wanted.verification}: is the project installed where vLLM "
+            "runs (pip install -e .)?"
+        )

@@ -8,23 +8,20 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from sam.config import SpeculationConfig
-from sam.drafting import shape
 from sam.drafting.drafter import Drafter
 from sam.drafting.texts import Drafts
 from sam.history.client import HistoryClient
 from sam.record.engine_steps import accepted_tokens
 from sam.sharing.drafter import make_drafter, share_by_link
 from sam.switch.policies import make_policy, warm_up
-from sam.switch.policy import Plan, QueuedRequests, StepState
+from sam.switch.policy import Plan, StepState
 from sam.vllm import hooks, patches, ranks, warmup_cost
 from sam.vllm.paths.rows import PathRows, check_engine
 from sam.vllm.tracked_requests import TrackedBatch, TrackedRequests
 
 logger = logging.getLogger(__name__)
 
-COUNTERS = (
-    "tracked_requests", "untracked_requests", "draft_errors", "skipped_steps", "policy_version", "filled_draft_tokens"
-)  # fmt: skip
+COUNTERS = ("tracked_requests", "untracked_requests", "draft_errors", "skipped_steps", "policy_version")
 
 
 @dataclass
@@ -52,16 +49,14 @@ class SamProposer:
     paths: PathRows | None = None  # rows of further paths, with speculation.paths
 
     def __init__(self, vllm_config):
-        config = self._effective(SpeculationConfig.from_vllm(vllm_config) or SpeculationConfig())
+        self.config = config = self._effective(SpeculationConfig.from_vllm(vllm_config))
         self.num_speculative_tokens = k = vllm_config.speculative_config.num_speculative_tokens
         self.max_model_len = vllm_config.model_config.max_model_len
-        graph_mode = warmup_cost.graph_mode(vllm_config)
-        self.is_uniform = shape.is_uniform(config.draft_shape, graph_mode and graph_mode.name)
-        policy, table = warmup_cost.policy_and_table(config, vllm_config)
-        graphs = {"graph_sizes": warmup_cost.graph_sizes(vllm_config), "uniform": self.is_uniform}
-        goodput_only = {"step_cost": table, "paths": config.paths, **graphs}
-        self.policy = make_policy(policy, k, config.batch_size_threshold, **goodput_only)
-        self.awaited = QueuedRequests(vllm_config.scheduler_config.max_num_seqs)
+        if (mode := warmup_cost.graph_mode(vllm_config)) and mode.name == "FULL_DECODE_ONLY":
+            raise ValueError("cudagraph_mode=FULL_DECODE_ONLY: no graph has drafts of several lengths: set FULL")
+        table, graph_sizes = warmup_cost.table_of(config), warmup_cost.graph_sizes(vllm_config)
+        goodput_only = {"step_cost": table, "graph_sizes": graph_sizes, "paths": config.paths}
+        self.policy = make_policy(config.policy, k, config.batch_size_threshold, **goodput_only)
         self.drafter = self._make_drafter(config)
         # One dictionary with the drafter's own: everything in it goes to the metrics.
         self.counters = self.policy.counters = self.drafter.counters
@@ -84,13 +79,12 @@ class SamProposer:
 
     def bind(self, runner) -> None:
         """Give the proposer its model runner: vLLM calls `propose` without request ids."""
-        config = self._effective(SpeculationConfig.from_vllm(runner.vllm_config) or SpeculationConfig())
-        history = HistoryClient.of_engine(config, runner.vllm_config.model_config, self.counters)
+        history = HistoryClient.of_engine(self.config, runner.vllm_config.model_config, self.counters)
         self._runner, self.tracked = runner, TrackedRequests(runner, self.drafter, history, self.counters)
         self.is_drafting_rank = ranks.is_drafting_rank(runner)
-        if config.paths > 1:
+        if self.config.paths > 1:
             check_engine(runner.vllm_config)
-            of_rows = config.paths, self.num_speculative_tokens, self.is_uniform, self.counters
+            of_rows = self.config.paths, self.num_speculative_tokens, self.counters
             self.paths = runner.sam_paths = PathRows(runner, self.drafter, *of_rows)
             if not runner.use_async_scheduling:  # else `before_step` calls it, once the drafts of a step are known
                 hooks.give_own_counts(runner)
@@ -162,7 +156,11 @@ class SamProposer:
             return None
         budgets = np.clip(self.max_model_len - 1 - batch.lengths, 0, plan.budget).astype(np.int32)
         drafts = self._combine(plan, batch, self.drafter.draft(batch.ids, budgets, plan.min_acceptance))
-        return self._placed(emitted, known, batch, self._cut(batch, budgets, drafts))
+        placed: list[list[int]] = [[] for _ in emitted]
+        for row, draft in zip(batch.rows, self._cut(batch, budgets, drafts), strict=True):
+            placed[row] = draft
+        self.last.drafted = sum(map(len, placed))
+        return placed
 
     def _plan(self, now: float, emitted: list[int], lengths: np.ndarray) -> Plan:
         """Ask the policy, which is first told of the step that has just ended; not while its last answer holds."""
@@ -178,7 +176,6 @@ class SamProposer:
             # Of the step that has just ended.
             max_num_tokens_other_dp_ranks=getattr(self._runner, "sam_max_num_tokens_other_dp_ranks", 0),
             steps_since_plan=last.steps + 1,
-            awaited=self.awaited.expected(rows - others, last.steps + 1),
         )
         self._observe(now, state, emitted)
         plan = self.policy.plan(state)
@@ -225,19 +222,6 @@ class SamProposer:
         flat, ends = tokens.tolist(), (offsets[:-1] + lengths).tolist()
         cut = [flat[begin:end] for begin, end in zip(offsets[:-1].tolist(), ends, strict=True)]
         return self.paths.plan(self.policy, state, batch.ids, cut, budgets) if self.paths and any(cut) else cut
-
-    def _placed(self, emitted, lengths: np.ndarray, batch: TrackedBatch, cut: list[list[int]]) -> list[list[int]]:
-        """Drafts in the rows of the batch, all equally long where the engine's graphs ask for it."""
-        drafts: list[list[int]] = [[] for _ in emitted]
-        for row, draft in zip(batch.rows, cut, strict=True):
-            drafts[row] = draft
-        if self.is_uniform:
-            others = self.paths.rows if self.paths else ()
-            rows = [row for row, name in enumerate(self._runner.input_batch.req_ids) if name not in others]
-            room, k = self.max_model_len - 1 - lengths, self.num_speculative_tokens
-            self.counters["filled_draft_tokens"] += shape.fill_up(drafts, emitted, room, k, rows)
-        self.last.drafted = sum(map(len, drafts))
-        return drafts
 
     def _count_error(self) -> None:
         """Of the exception being handled: the rollout goes on without drafts."""

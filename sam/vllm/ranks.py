@@ -12,23 +12,35 @@ def is_drafting_rank(runner) -> bool:
     from vllm.distributed.parallel_state import get_tensor_model_parallel_rank, model_parallel_is_initialized
 
     parallel = runner.vllm_config.parallel_config
-    alone = parallel.tensor_parallel_size == 1 or parallel.distributed_executor_backend == "external_launcher"
+    alone = parallel.tensor_parallel_size == 1 or any(launched_apart(parallel).values())
     return alone or not model_parallel_is_initialized() or get_tensor_model_parallel_rank() == 0
 
 
+def refuse(settings: dict[str, bool], reason: str) -> None:
+    """Raise ValueError, a line with the first of the settings that is there, and why it may not be."""
+    for name, is_there in settings.items():
+        if is_there:
+            raise ValueError(f"{name}: {reason}")
+
+
+def several(parallel, *kinds: str) -> dict[str, bool]:
+    """Sizes of vLLM's ParallelConfig, and whether each is above 1."""
+    sizes = {f"{kind}_parallel_size": getattr(parallel, f"{kind}_parallel_size", 1) for kind in kinds}
+    return {f"{name}={size}": size > 1 for name, size in sizes.items()}
+
+
+def launched_apart(parallel) -> dict[str, bool]:
+    """Whether each tensor-parallel rank has a scheduler of its own."""
+    launcher = "external_launcher"
+    is_apart = parallel.tensor_parallel_size > 1 and parallel.distributed_executor_backend == launcher
+    return {f"distributed_executor_backend={launcher}": is_apart}
+
+
 def check_async(parallel) -> None:
-    """Refuse ranks that could not agree on a step's drafts under asynchronous scheduling, by vLLM's ParallelConfig."""
-    launched = parallel.tensor_parallel_size > 1 and parallel.distributed_executor_backend == "external_launcher"
-    for name, is_set, reason in (
-        ("pipeline_parallel_size", parallel.pipeline_parallel_size > 1, "vLLM's stages send one token of a request"),
-        ("prefill_context_parallel_size", parallel.prefill_context_parallel_size > 1, "they are not sent the drafts"),
-        ("distributed_executor_backend", launched, "each rank's scheduler leaves room for its own drafts"),
-    ):
-        if is_set:
-            raise ValueError(
-                f"speculation under asynchronous scheduling with {name}={getattr(parallel, name)}: {reason}: set "
-                "speculation.async_scheduling=off"
-            )
+    """Refuse ranks that could not agree on a step's drafts under asynchronous scheduling, by vLLM's ParallelConfig:
+    vLLM's stages send one token of a request, and context-parallel ranks are not sent the drafts."""
+    reason = "drafts under asynchronous scheduling do not reach all ranks: set speculation.async_scheduling=off"
+    refuse(several(parallel, "pipeline", "prefill_context") | launched_apart(parallel), reason)
 
 
 def tensor_parallel_group(runner):

@@ -6,6 +6,7 @@ who drafted.
 
 import functools
 import time
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
@@ -17,6 +18,19 @@ from sam.vllm import patches, warmup_cost
 from sam.vllm.hints import turn_of
 
 
+@dataclass
+class Step:
+    """The step under way."""
+
+    scheduled: Any = None  # vLLM's SchedulerOutput
+    began: float = 0.0  # seconds
+    is_on: bool | None = None  # whether the policy lets requests speculate; None of a drafter without one
+    stages: dict[str, float] = field(default_factory=lambda: {"forward": 0.0, "verify": 0.0, "draft": 0.0})  # seconds
+    replayed: bool = False  # whether the forward pass replayed a graph
+    ended: float = 0.0
+    milliseconds: float = 0.0
+
+
 class StepRecorder:
     """Records a model runner's engine steps from the moment it is attached.
 
@@ -26,14 +40,10 @@ class StepRecorder:
 
     def __init__(self, runner):
         self._runner = runner
-        config = runner.vllm_config
-        speculative = config.speculative_config
+        speculative = runner.vllm_config.speculative_config
         self._draft_length = speculative.num_speculative_tokens if speculative else 0
-        self._has_graphs = warmup_cost.has_graphs(config)
-        self._scheduled = self._is_on = None
-        self._last_end = self._start = 0.0
-        self._idle, self._replayed = True, False
-        self._stages = {"forward": 0.0, "verify": 0.0, "draft": 0.0}  # seconds, of the step under way
+        self._has_graphs = warmup_cost.graph_mode(runner.vllm_config) is not None
+        self._step, self._last_end = Step(), 0.0  # 0.0: the engine was idle before the step
         self._clear()
 
     @classmethod
@@ -47,15 +57,12 @@ class StepRecorder:
         return recorder
 
     def _wrap(self) -> None:
-        around = {
-            "execute_model": self._execute_model,
-            "_sample": functools.partial(self._timed, "verify"),
-            "propose_draft_token_ids": functools.partial(self._timed, "draft"),
-            "sample_tokens": self._sample_tokens,
-            **({"_model_forward": self._model_forward} if self._has_graphs else {}),
-        }
-        for attribute, wrapper in around.items():
-            patches.wrap(self._runner, attribute, "record_steps", wrapper)
+        runner, name = self._runner, "record_steps"
+        patches.wrap(runner, "execute_model", name, self._execute_model)
+        patches.before(runner, "_model_forward", name, self._note_replay)
+        patches.wrap(runner, "_sample", name, functools.partial(self._timed, "verify"))
+        patches.wrap(runner, "propose_draft_token_ids", name, functools.partial(self._timed, "draft"))
+        patches.wrap(runner, "sample_tokens", name, self._sample_tokens)
 
     def _of_drafter(self, attribute: str, default: Any = None) -> Any:
         """Of this project's drafter; the default with another one or none."""
@@ -65,13 +72,14 @@ class StepRecorder:
         """The engine steps since the last call."""
         if read_awaited := self._of_drafter("read_awaited"):
             read_awaited(is_timed=False)
+        by_drafted, by_emitted = self._verified.sum(axis=(0, 2)), self._verified.sum(axis=(0, 1))
         steps = EngineSteps(
             *zip(*self._rows, strict=True),
-            drafted_at=self._drafted_at,
-            accepted_at=self._accepted_at,
-            turn_steps=np.array(self._turns)[:, 0],
-            turn_emitted=np.array(self._turns)[:, 1],
-            asynchronous=self._is_asynchronous(),
+            drafted_at=_longer(by_drafted),
+            accepted_at=_longer(by_emitted[1:]),
+            turn_steps=self._verified.sum(axis=(1, 2)),
+            turn_emitted=self._verified.sum(axis=1) @ np.arange(len(by_emitted)),
+            asynchronous=bool(self._runner.scheduler_config.async_scheduling),
             has_graphs=self._has_graphs,
             preemptions=self._preemptions,
             counters=dict(self._of_drafter("counters", {})),
@@ -82,59 +90,50 @@ class StepRecorder:
     def _clear(self) -> None:
         self._preemptions = 0
         self._rows: list[tuple] = []  # in the order of EngineSteps' columns
-        # Verifications, and tokens that these emitted.
-        self._turns = [[0, 0] for _ in range(TURNS)]
-        self._drafted_at, self._accepted_at = np.zeros((2, self._draft_length), dtype=np.int64)
+        # Verifications by turn, draft tokens and tokens that came out.
+        self._verified = np.zeros((TURNS, self._draft_length + 1, self._draft_length + 2), dtype=np.int64)
 
     def _timed(self, stage: str, function, *args, **kwargs):
         started = time.perf_counter()
         try:
             return function(*args, **kwargs)
         finally:
-            self._stages[stage] += time.perf_counter() - started
+            self._step.stages[stage] += time.perf_counter() - started
 
     def _execute_model(self, function, scheduler_output, *args, **kwargs):
-        self._start = time.perf_counter()
-        self._scheduled = scheduler_output
+        self._step = Step(scheduler_output, time.perf_counter(), getattr(self._of_drafter("last"), "is_on", None))
         self._preemptions += len(getattr(scheduler_output, "preempted_req_ids", None) or ())
-        self._is_on = getattr(self._of_drafter("last"), "is_on", None)
         result = self._timed("forward", function, scheduler_output, *args, **kwargs)
         # No request goes on from the step before: the time between the two steps was idle.
         if scheduler_output.total_num_scheduled_tokens == 0 or not scheduler_output.scheduled_cached_reqs.req_ids:
-            self._idle = True
+            self._last_end = 0.0
         return result
 
-    def _model_forward(self, function, *args, **kwargs):
-        """Note the mode with which vLLM's forward context tells a captured model whether to replay: vLLM's and
+    def _note_replay(self, *_) -> None:
+        """By the mode with which vLLM's forward context tells a captured model whether to replay: vLLM's and
         vllm-ascend's dispatchers name a mode only if a graph of the step's size has been captured."""
-        self._replayed = get_forward_context().cudagraph_runtime_mode != CUDAGraphMode.NONE
-        return function(*args, **kwargs)
+        self._step.replayed = get_forward_context().cudagraph_runtime_mode != CUDAGraphMode.NONE
 
     def _sample_tokens(self, function, *args, **kwargs):
         output = function(*args, **kwargs)
-        is_whole = hasattr(output, "sampled_token_ids") or hasattr(output, "get_output")
-        if self._scheduled is not None and is_whole:
-            record = functools.partial(self._record, self._scheduled, output, self._timing())
-            if self._of_drafter("is_awaiting"):  # what came out is known later
-                self._runner.drafter.on_read = record
-            else:
-                record()
-        self._scheduled = None
+        step, self._step = self._step, Step()
+        if step.scheduled is not None and (hasattr(output, "sampled_token_ids") or hasattr(output, "get_output")):
+            step.ended = time.perf_counter()
+            step.milliseconds = (step.ended - (self._last_end or step.began)) * 1e3
+            self._last_end = step.ended
+            self._record_when_known(step, output)
         return output
 
-    def _timing(self) -> tuple[float, float, bool | None, list[float], bool]:
-        """Of the step that ends now: seconds, milliseconds, whether drafting was on, its stages' milliseconds, whether
-        it replayed a graph."""
-        now = time.perf_counter()
-        milliseconds = (now - (self._start if self._idle else self._last_end)) * 1e3
-        timing = now, milliseconds, self._is_on, [1e3 * seconds for seconds in self._stages.values()], self._replayed
-        self._last_end, self._idle, self._replayed = now, False, False
-        self._stages = dict.fromkeys(self._stages, 0.0)
-        return timing
+    def _record_when_known(self, step: Step, output) -> None:
+        record = functools.partial(self._record, step, output)
+        if self._of_drafter("is_awaiting"):  # what came out is known later
+            self._runner.drafter.on_read = record
+        else:
+            record()
 
-    def _record(self, scheduled, output, timing) -> None:
+    def _record(self, step: Step, output) -> None:
         """Add a step."""
-        now, milliseconds, is_on, stages, replayed = timing
+        scheduled = step.scheduled
         if self._of_drafter("on_read") is not None:
             self._runner.drafter.on_read = None
         running = len(scheduled.num_scheduled_tokens)
@@ -142,7 +141,8 @@ class StepRecorder:
             # Asynchronous scheduling: tokens are on the device. Every row that has its whole prompt gives one, but for
             # accepted drafts, which a drafter on the host knows.
             drafts, tokens_of = self._of_drafter("verifying", {}), self._of_drafter("accepted", {})
-            prefilling = sum(self._is_prefilling(*row) for row in scheduled.num_scheduled_tokens.items())
+            requests = ((self._request(name), count) for name, count in scheduled.num_scheduled_tokens.items())
+            prefilling = sum(one.num_computed_tokens + count < one.num_prompt_tokens for one, count in requests)
             emitted = running - prefilling + sum(len(tokens_of[request_id]) - 1 for request_id in drafts)
         else:
             drafts = scheduled.scheduled_spec_decode_tokens
@@ -153,33 +153,25 @@ class StepRecorder:
         for request_id, draft in drafts.items():
             if tokens := tokens_of[request_id]:
                 drafted += len(draft)
-                accepted += self._record_request(request_id, len(draft), len(tokens))
+                accepted += accepted_tokens(len(tokens), verified=1)
+                turn = min(turn_of(self._request(request_id)), TURNS) - 1
+                self._verified[turn, len(draft), len(tokens)] += 1
         if (paths := getattr(self._runner, "sam_paths", None)) is not None:
             drafted += paths.num_draft_tokens
         # Drafters without a switch are on where they drafted.
-        is_on = bool(drafts) if is_on is None else is_on
+        is_on = bool(drafts) if step.is_on is None else step.is_on
+        stages = [1e3 * seconds for seconds in step.stages.values()]
         counts = running, prefilling, drafted, accepted, emitted
-        self._rows.append((now, milliseconds, *counts, is_on, *stages, replayed))
-
-    def _is_prefilling(self, request_id: str, tokens: int) -> bool:
-        request = self._request(request_id)
-        return request.num_computed_tokens + tokens < request.num_prompt_tokens
-
-    def _record_request(self, request_id: str, drafted: int, emitted: int) -> int:
-        accepted = accepted_tokens(emitted, verified=1)
-        of_turn = self._turns[min(turn_of(self._request(request_id)), TURNS) - 1]
-        of_turn[0] += 1
-        of_turn[1] += emitted
-        self._drafted_at[:drafted] += 1
-        self._accepted_at[:accepted] += 1
-        return accepted
+        self._rows.append((step.ended, step.milliseconds, *counts, is_on, *stages, step.replayed))
 
     def _request(self, request_id: str) -> Any:
         """vLLM's state of a request."""
         return self._runner.requests[request_id]
 
-    def _is_asynchronous(self) -> bool:
-        return getattr(self._runner, "use_async_scheduling", False)
+
+def _longer(counts: np.ndarray) -> np.ndarray:
+    """int64 [n]: of counts by length, 0 to n, how many are longer than 0 to n - 1."""
+    return counts[::-1].cumsum()[::-1][1:]
 
 
 class SecondRunnersRecorder(StepRecorder):
@@ -193,32 +185,24 @@ class SecondRunnersRecorder(StepRecorder):
         self._has_graphs = False
 
     def _wrap(self) -> None:
-        runner = self._runner
-        patches.wrap(runner, "execute_model", "record_second_runners_steps", self._execute_model)
-        patches.wrap(runner, "add_requests", "record_second_runners_steps", self._add_requests)
-        patches.wrap(runner, "sample", "record_second_runners_steps", functools.partial(self._timed, "verify"))
-        patches.wrap(runner, "sample_tokens", "record_second_runners_steps", self._sample_tokens)
-        if (speculator := runner.speculator) is not None:
-            draft = functools.partial(self._timed, "draft")
-            patches.wrap(speculator, "propose", "record_second_runners_steps", draft)
+        runner, name = self._runner, "record_steps"
+        patches.wrap(runner, "execute_model", name, self._execute_model)
+        patches.before(runner, "add_requests", name, self._add_requests)
+        patches.wrap(runner, "sample", name, functools.partial(self._timed, "verify"))
+        patches.wrap(runner, "sample_tokens", name, self._sample_tokens)
+        if runner.speculator is not None:
+            patches.wrap(runner.speculator, "propose", name, functools.partial(self._timed, "draft"))
 
-    def _add_requests(self, function, scheduler_output):
+    def _add_requests(self, scheduler_output) -> None:
         self._ended |= scheduler_output.finished_req_ids
         self._requests |= {request.req_id: request for request in scheduler_output.scheduled_new_reqs}
-        return function(scheduler_output)
 
-    def _sample_tokens(self, function, *arguments, **keywords):
-        output, scheduled = function(*arguments, **keywords), self._scheduled
-        self._scheduled = None
-        if output is not None and scheduled is not None:
-            record = functools.partial(self._keep_output, scheduled, self._timing())
-            patches.wrap(output, "get_output", "record_second_runners_steps", record)
-        return output
+    def _record_when_known(self, step: Step, output) -> None:
+        def get_and_record(get_output):
+            self._record(step, found := get_output())
+            return found
 
-    def _keep_output(self, scheduled, timing, get_output):
-        output = get_output()
-        self._record(scheduled, output, timing)
-        return output
+        patches.wrap(output, "get_output", "record_steps", get_and_record)
 
     def _clear(self) -> None:
         super()._clear()
@@ -228,6 +212,3 @@ class SecondRunnersRecorder(StepRecorder):
 
     def _request(self, request_id: str) -> Any:
         return self._requests[request_id]
-
-    def _is_asynchronous(self) -> bool:
-        return bool(self._runner.scheduler_config.async_scheduling)

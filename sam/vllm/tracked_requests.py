@@ -25,8 +25,6 @@ class TrackedBatch(NamedTuple):
     ids: list[str]  # their requests
     lengths: np.ndarray  # int [rows], tokens of each text that the host knows
     texts: np.ndarray  # int32 [batch, max_model_len], those of the whole batch
-    new_tokens: np.ndarray  # int32 [total], what the drafter lacked of them
-    offsets: np.ndarray  # int64 [rows + 1], of each row's in it
 
 
 def start_request(
@@ -97,7 +95,7 @@ class TrackedRequests:
         spans = zip(rows, known.tolist(), ends.tolist(), strict=True)
         new = np.concatenate([texts[row, start:end] for row, start, end in spans]).astype(np.int32, copy=False)
         self._drafter.append(ids, new, offsets)
-        return TrackedBatch(rows, ids, ends, texts, new, offsets)
+        return TrackedBatch(rows, ids, ends, texts)
 
     def _track(self, row: int, request_id: str, texts: np.ndarray) -> bool:
         """Track the request of a row from now on; False if its prompt cannot be tracked."""
@@ -115,24 +113,13 @@ class TrackedRequests:
         """Preempted requests leave the batch but stay in `runner.requests`; finished and aborted leave both."""
         for request_id in [name for name in self.states if name not in self._runner.requests]:
             state = self.states.pop(request_id)
-            response = response_of(state)
-            unseen = self._drafter.num_tokens(request_id) - response_start(state)
             # Under asynchronous scheduling an aborted request may end in placeholders.
-            if last := list(itertools.takewhile(lambda token: token >= 0, response[unseen:])):
+            response = list(itertools.takewhile(lambda token: token >= 0, response_of(state)))
+            unseen = self._drafter.num_tokens(request_id) - response_start(state)
+            if last := response[unseen:]:
                 self._drafter.append([request_id], np.array(last, dtype=np.int32), np.array([0, len(last)]))
-            # The text of a part is kept with the response's last part, which begins with it.
-            self._finish(request_id, [] if is_continued(state) else response)
+            self._drafter.finish(request_id)
+            if self.history:
+                # The text of a part is kept with the response's last part, which begins with it.
+                self.history.request_finished(request_id, [] if is_continued(state) else response)
         self.untracked.intersection_update(self._runner.requests)
-
-    def stop(self, request_ids: list[str]) -> None:
-        """No drafts for requests of whose text a part is missing, and nothing kept of them."""
-        for request_id in request_ids:
-            if self.states.pop(request_id, None) is not None:
-                self._finish(request_id, [])
-            self.untracked.add(request_id)
-
-    def _finish(self, request_id: str, response: list[int]) -> None:
-        """Let drafter and history know that a request's text has ended; without a response nothing is kept."""
-        self._drafter.finish(request_id)
-        if self.history:
-            self.history.request_finished(request_id, response)

@@ -1,8 +1,7 @@
-"""Step costs for the goodput policy of a vLLM engine: whose they are, from a file, or coarse ones of its own."""
+"""Step costs for the goodput policy of a vLLM engine: from a file, or coarse ones measured when it starts."""
 
-import contextlib
+import functools
 import logging
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,50 +21,15 @@ SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
 BUDGET_SECONDS = 5.0
 
 
-def fingerprint(vllm_config) -> dict[str, str | int]:
-    """Model, device, dtype and modes of an engine: a step-cost table measured with others does not apply to it."""
-    from vllm.platforms import current_platform
-
-    model, hf = vllm_config.model_config, vllm_config.model_config.hf_config
-    sizes = [getattr(hf, name, 0) for name in ("num_hidden_layers", "hidden_size", "vocab_size")]
-    return {
-        "model": f"{hf.model_type} layers {sizes[0]} hidden {sizes[1]} vocabulary {sizes[2]}",
-        "device": _processor() if current_platform.is_cpu() else current_platform.get_device_name(),
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "tensor_parallel_size": vllm_config.parallel_config.tensor_parallel_size,
-        "eager": int(model.enforce_eager),
-    }
-
-
-def _processor() -> str:
-    names: list[str] = []
-    with contextlib.suppress(OSError):
-        names = re.findall(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.M)
-    return f"cpu: {names[0]}, {len(names)} threads" if names else "cpu"
-
-
-def policy_and_table(config: SpeculationConfig, vllm_config) -> tuple[str, StepCost | None]:
-    """The policy to use and its table. With a table that cannot be used one warning, and the threshold policy."""
-    if not config.step_cost or config.policy != "goodput":
-        return config.policy, None
-    try:
-        table = StepCost.load(Path(config.step_cost))
-        table.check_fingerprint(fingerprint(vllm_config))
-    except ValueError as error:
-        logger.warning("speculation.policy=threshold instead of goodput: %s", error)
-        return "threshold", None
-    return config.policy, table
+def table_of(config: SpeculationConfig) -> StepCost | None:
+    """The user's table for goodput, if there is one; ValueError if it cannot be used."""
+    return StepCost.load(Path(config.step_cost)) if config.step_cost and config.policy == "goodput" else None
 
 
 def graph_mode(vllm_config):
     """vLLM's CUDAGraphMode; None where an engine has no graphs."""
     mode = getattr(getattr(vllm_config, "compilation_config", None), "cudagraph_mode", None)
     return None if mode is None or mode.name == "NONE" or vllm_config.model_config.enforce_eager else mode
-
-
-def has_graphs(vllm_config) -> bool:
-    """Whether an engine captures graphs of steps."""
-    return graph_mode(vllm_config) is not None
 
 
 def graph_sizes(vllm_config) -> tuple[int, ...]:
@@ -82,10 +46,10 @@ def measure_at_warm_up(runner) -> None:
     They lack what scheduling and sampling take, which the policy learns from the first steps. The table is not kept for
     the next start: a kept one may be of a machine that was busy.
     """
-    policy = getattr(getattr(runner, "drafter", None), "policy", None)
+    policy = runner.drafter.policy
     if not hasattr(policy, "use_table") or policy.has_table:
         return
-    last = "capture_model" if has_graphs(runner.vllm_config) else "initialize_kv_cache"
+    last = "capture_model" if graph_mode(runner.vllm_config) else "initialize_kv_cache"
 
     def prepare_and_measure(prepare, *args, **kwargs):
         result = prepare(*args, **kwargs)
@@ -102,18 +66,20 @@ def measure_at_warm_up(runner) -> None:
 def _coarse(runner) -> StepCost:
     """Tokens count alike in a forward pass: on the lines between the passes, and beyond them as from the middle one to
     the last."""
+    from vllm.distributed.parallel_state import get_world_group
+
     config = runner.vllm_config
     longest = config.speculative_config.num_speculative_tokens + 1
     requests = config.scheduler_config.max_num_seqs
     most = min(requests * longest, runner.max_num_tokens)
-    sizes, milliseconds = measured(lambda size: _forward_pass(runner, size), most, _of_first_rank)
+    agreed = functools.partial(get_world_group().broadcast_object, src=0)  # the first rank's
+    sizes, milliseconds = measured(functools.partial(_forward_pass, runner), most, agreed)
     logger.info("step costs at warm-up: %s", dict(zip(sizes.tolist(), milliseconds.round(2).tolist(), strict=True)))
     counts, per_request = np.unique(np.minimum(requests, 2 ** np.arange(12))), np.arange(1, longest + 1)
     num_tokens, middle = counts[:, None] * per_request, len(sizes) // 2
     slope = (milliseconds[-1] - milliseconds[middle]) / max(1, sizes[-1] - sizes[middle])
     cells = np.interp(num_tokens, sizes, milliseconds) + slope * np.maximum(0, num_tokens - sizes[-1])
-    source = "forward passes at warm-up"
-    return StepCost(counts, per_request, np.array([1]), cells[..., None], fingerprint(config), source)
+    return StepCost(counts, per_request, np.array([1]), cells[..., None], source="forward passes at warm-up")
 
 
 def measured(
@@ -121,8 +87,7 @@ def measured(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Time forward passes of up to `most` tokens within `BUDGET_SECONDS`: int64 [n], tokens; float64 [n], milliseconds.
 
-    Other work on the machine makes passes longer: those of a size are spread over the whole time, the fastest counts,
-    and none is slower than a larger one.
+    Other work on the machine makes passes longer: the fastest of a size counts, and none is slower than a larger one.
     `agreed` gives the number that all ranks go by, given this rank's: they must run the same passes.
     """
     ends, seconds = time.perf_counter() + BUDGET_SECONDS, {}
@@ -134,17 +99,13 @@ def measured(
 
     per_token = timed(1)
     for size in [*(size for size in SIZES if size < most), most]:
-        if not agreed(int(time.perf_counter() + 4 * per_token * size < ends)):
+        if not agreed(int(time.perf_counter() + (1 + REPEATS) * per_token * size < ends)):
             break
         forward_pass(size)  # the first of a size may compile or allocate
-        seconds[size] = timed(size)
+        seconds[size] = min(timed(size) for _ in range(REPEATS))
         per_token = seconds[size] / size
     if len(seconds) < min(2, most):
         raise ValueError(f"a pass of few tokens takes {per_token:.1f} s")
-    for _ in range(REPEATS - 1):
-        fit = int(np.searchsorted(np.cumsum(list(seconds.values())), ends - time.perf_counter()))
-        for size in list(seconds)[: agreed(fit)]:
-            seconds[size] = min(seconds[size], timed(size))
     rising = np.minimum.accumulate(list(seconds.values())[::-1])[::-1]
     return np.array(list(seconds)), rising * 1e3
 
@@ -153,16 +114,10 @@ def _forward_pass(runner, size: int) -> None:
     from vllm.distributed.parallel_state import get_pp_group
 
     config = runner.vllm_config
-    graphs = (config.compilation_config.cudagraph_capture_sizes or ()) if has_graphs(config) else ()
+    graphs = (config.compilation_config.cudagraph_capture_sizes or ()) if graph_mode(config) else ()
     # vllm-ascend's dummy run pads tokens and requests to a graph of whole steps, but not what it counts of each.
     hidden = runner._dummy_run(min((graph for graph in graphs if graph >= size), default=size))
     if get_pp_group().is_last_rank:
         # Each token of a step with drafts has its logits. vllm-ascend's returns all hidden states alone.
         runner.model.compute_logits((hidden[0] if isinstance(hidden, tuple) else hidden)[:size])
     runner._sync_device()
-
-
-def _of_first_rank(number: int) -> int:
-    from vllm.distributed.parallel_state import get_world_group
-
-    return get_world_group().broadcast_object(number, src=0)

@@ -48,8 +48,6 @@ class RoutedClient(LLMServerClient):
             while True:
                 given = joined.token_ids if joined else []
                 parameters = chunk_parameters(sampling_params, request, len(given), chunk)
-                if one.placement.waiting:  # for the switch
-                    parameters = with_hints(parameters, waiting=one.placement.waiting)
                 try:
                     part = await super(RoutedClient, one).generate(
                         request_id, prompt_ids=prompt_ids + given, sampling_params=parameters, **kwargs

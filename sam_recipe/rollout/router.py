@@ -35,11 +35,10 @@ class Request(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """Where a chunk runs: the server's id and actor handle; and how many requests are left waiting in the router."""
+    """Where a chunk runs: the server's id and actor handle."""
 
     server_id: str
     server: Any
-    waiting: int
 
 
 def write_config(config: DictConfig) -> None:
@@ -149,13 +148,13 @@ class ContextRouter:
         self._start_waiting()
         placement = await future
         self._last_server[self._conversations[id]] = placement.server_id
-        return placement._replace(waiting=self._policy.waiting)
+        return placement
 
     def _start_waiting(self) -> None:
         for id, server, _ in self._policy.decide():
             future = self._waiting.pop(id)
             if not future.done():
-                future.set_result(Placement(server, self._servers[server], 0))
+                future.set_result(Placement(server, self._servers[server]))
         self._most_waiting = max(self._most_waiting, self._policy.waiting)
 
     async def _measure_servers(self) -> None:

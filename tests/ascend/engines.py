@@ -56,8 +56,3 @@ def assert_same(results: dict[str, dict], name: str, reference: str, log_probabi
     assert one["reasons"] == other["reasons"][:count]
     for a, b in zip(one["logprobs"], other["logprobs"][:count], strict=True):
         assert a is b is None or max(abs(x - y) for x, y in zip(a, b, strict=True)) <= log_probabilities
-
-
-def counted(step: dict, begin: str) -> int:
-    """Launches of a step whose names begin so."""
-    return sum(count for name, count in step["launched"].items() if name.startswith(begin))

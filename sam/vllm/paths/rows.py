@@ -18,7 +18,6 @@ import torch
 from sam import verify
 from sam.drafting.drafter import Drafter
 from sam.drafting.further_paths import further_paths
-from sam.drafting.shape import FILLER
 from sam.switch.policy import Policy, StepState
 from sam.verify.exact import sent
 from sam.vllm import patches, ranks
@@ -26,7 +25,6 @@ from sam.vllm import patches, ranks
 logger = logging.getLogger(__name__)
 
 MOST_ROWS = 32  # of all requests of a step: their blocks are reserved
-UNDIVIDED = ("pipeline_parallel_size", "prefill_context_parallel_size", "decode_context_parallel_size")
 COUNTERS = ("path_rows", "path_tokens", "path_wins", "path_errors")
 
 
@@ -49,7 +47,6 @@ class PathRows:
         drafter: that drafts for its requests.
         paths: of a request at most, its draft included.
         longest: draft tokens of a path.
-        is_uniform: whether every row has as many.
         counters: of the drafter, to which COUNTERS are added.
 
     Attributes:
@@ -57,16 +54,16 @@ class PathRows:
         rows: of the step under way, by the name that each has as a request.
     """
 
-    def __init__(self, runner, drafter: Drafter, paths: int, longest: int, is_uniform: bool, counters: dict[str, int]):
+    def __init__(self, runner, drafter: Drafter, paths: int, longest: int, counters: dict[str, int]):
         self._runner, self._drafter, self._paths, self.counters = runner, drafter, paths, counters
-        self._longest, self._whole = longest, longest if is_uniform else 0
+        self._longest = longest
         counters.update(dict.fromkeys(COUNTERS, 0))
         self._group = ranks.tensor_parallel_group(runner)
         self._block_size = self._num_blocks = 0  # tokens of a block; blocks of vLLM and of rows
         self._own_blocks: list[list[int]] = []  # of each row
         self.planned: dict[str, list[list[int]]] = {}
         self.rows: dict[str, Row] = {}
-        patches.wrap(runner, "initialize_kv_cache", "add_path_blocks", self._with_room)
+        patches.wrap(runner, "initialize_kv_cache", "add_path_rows", self._with_room)
         further_paths(drafter, [], np.zeros(0), 2)  # compiled, so that no step waits for it
 
     def _with_room(self, initialize, config, *arguments, **keywords):
@@ -116,8 +113,7 @@ class PathRows:
         ]
         grown = further_paths(self._drafter, ids, np.where(takes, longest, 0), self._paths)
         own, offsets = grown.own()
-        drafted = state.running * self._whole or sum(map(len, drafts))
-        taken = policy.choose_paths(state, drafted, own, offsets, grown.shared + 1)
+        taken = policy.choose_paths(state, sum(map(len, drafts)), own, offsets, grown.shared + 1)
         chosen = np.flatnonzero(taken)
         likeliest = chosen[np.argsort(-own[offsets[chosen]], kind="stable")][:MOST_ROWS]
         paths: dict[int, list[list[int]]] = {}
@@ -127,8 +123,7 @@ class PathRows:
         given = list(drafts)
         for i, further in paths.items():
             # Of equally long ones the draft comes first.
-            given[i], *rest = sorted([list(drafts[i]), *further], key=len, reverse=True)
-            self.planned[ids[i]] = [path + [FILLER] * (self._whole - len(path)) for path in rest]
+            given[i], *self.planned[ids[i]] = sorted([list(drafts[i]), *further], key=len, reverse=True)
         return given
 
     def before_step(self, scheduled) -> None:
@@ -303,16 +298,14 @@ def check_cache(config) -> None:
 
 def check_engine(vllm_config) -> None:
     """Raise ValueError for an engine whose batches have a meaning beyond the rows that its model runner computes."""
-    parallel = vllm_config.parallel_config
-    obstacles = {f"{key}={size}": size > 1 for key in UNDIVIDED if (size := getattr(parallel, key, 1))} | {
+    parallel, model = vllm_config.parallel_config, vllm_config.model_config
+    obstacles = {
         "enable_dbo=True": getattr(parallel, "enable_dbo", False),
         "a KV connector (kv_transfer_config)": getattr(vllm_config, "kv_transfer_config", None) is not None,
-        "enable_return_routed_experts=True": getattr(vllm_config.model_config, "enable_return_routed_experts", False),
-        "distributed_executor_backend=external_launcher": parallel.tensor_parallel_size > 1
-        and parallel.distributed_executor_backend == "external_launcher",
+        "enable_return_routed_experts=True": getattr(model, "enable_return_routed_experts", False),
     }
-    if obstacle := next((name for name, is_there in obstacles.items() if is_there), None):
-        raise ValueError(f"speculation.paths: rows of further paths do not go with {obstacle}: set speculation.paths=1")
+    divided = ranks.several(parallel, "pipeline", "prefill_context", "decode_context") | ranks.launched_apart(parallel)
+    ranks.refuse(divided | obstacles, "rows of further paths do not go with it: set speculation.paths=1")
 
 
 def is_plain(state: Any) -> bool:

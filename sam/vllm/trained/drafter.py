@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from sam.drafting.position_acceptance import PositionAcceptance
-from sam.drafting.shape import FILLER
 from sam.drafting.texts import Drafts
 from sam.switch.policies import MIN_GAIN_OFF, choose_lengths
 from sam.switch.policy import StepState
@@ -24,6 +23,7 @@ from sam.vllm.trained.passes import Chosen, ModelPasses, begin_copy
 
 logger = logging.getLogger(__name__)
 
+FILLER = 0  # any token id: where it is the token that is sampled, accepting it is right
 MAX_ERRORS = 8  # one after the other, after which the draft model rests until the next weight sync
 COUNTED = "steps passes read_tokens drafted_tokens accepted_tokens errors invalid_drafts"
 COUNTERS = tuple(f"draft_model_{name}" for name in COUNTED.split())  # docs/metrics.md
@@ -104,7 +104,7 @@ def _best_count(drafts: Drafts, expected, wanted, running: int, step_ms: np.ndar
         step_ms: float64 [n + 1], milliseconds of a step with 0 to n draft tokens.
         passes_ms: float64 [most], milliseconds of one pass, two, ...
     """
-    request_of, gains = np.repeat(np.arange(len(expected)), np.diff(drafts.offsets)), []
+    request_of, goodput = np.repeat(np.arange(len(expected)), np.diff(drafts.offsets)), []
     for count in range(len(passes_ms) + 1):
         acceptance, cost = drafts.acceptance, step_ms
         if count > 0:
@@ -112,10 +112,10 @@ def _best_count(drafts: Drafts, expected, wanted, running: int, step_ms: np.ndar
             acceptance = np.concatenate([acceptance[~own[request_of]], expected[own, :count].ravel()])
             cost = step_ms + passes_ms[count - 1]
             cost[0] = step_ms[0]
-        nowhere = np.zeros(1, np.int64)  # which tokens belong together only decides their lengths
-        _, gain, accepted = choose_lengths(acceptance.astype(np.float32), nowhere, running, cost, MIN_GAIN_OFF)
-        gains.append(gain if accepted > 0 else 0.0)
-    return int(np.argmax(gains))
+        of_all = acceptance.astype(np.float32), np.array([0, len(acceptance)])
+        lengths, *_, accepted = choose_lengths(*of_all, running, cost, MIN_GAIN_OFF)
+        goodput.append((running + accepted) / cost[lengths.sum()])
+    return int(np.argmax(goodput))
 
 
 class ComingDrafts:
@@ -142,7 +142,7 @@ class ComingDrafts:
 
         Args:
             request_ids, ends: of the step's batch, and where the tokens of each end in the input, its draft's last.
-            drafts: in the step, by request; those that are coming may be cut, or filled up.
+            drafts: in the step, by request; those that are coming may be cut.
         """
         row_of, count = {name: row for row, name in enumerate(self.batch.ids)}, self.plan.count
         to, of = [], []

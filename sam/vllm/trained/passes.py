@@ -16,7 +16,6 @@ from vllm.forward_context import set_forward_context
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from sam import verify
-from sam.config import SpeculationConfig
 from sam.drafting.written_blocks import WrittenBlocks
 from sam.verify.exact import rng_key, sent, uniforms
 from sam.vllm.tracked_requests import TrackedBatch
@@ -95,7 +94,6 @@ class ModelPasses:
     def __init__(self, holder: Any, runner: Any):
         self.holder, self.runner = holder, runner
         self.longest_text = min(holder.max_model_len, holder.draft_model_config.max_model_len)
-        self.config = SpeculationConfig.from_vllm(holder.vllm_config)
         self.written: WrittenBlocks | None = None
         self._kept_weights: dict[str, torch.Tensor] = {}
 
@@ -159,9 +157,9 @@ class ModelPasses:
         return batch, [-1] * len(batch.ids)
 
     def _sampling(self, rows, count: int):
-        if self.config.draft_sample_method == "greedy":
+        if self.holder.config.draft_sample_method == "greedy":
             return greedy_drafts
-        return drawn_drafts(self.runner, rows, count, self.config.verification)
+        return drawn_drafts(self.runner, rows, count, self.holder.config.verification)
 
     def _table(self):
         return self.runner.input_batch.block_table[self.holder.kv_cache_gid]

@@ -12,67 +12,37 @@ from vllm.config import replace as replace_config
 from vllm.v1.spec_decode.draft_model import DraftModelProposer
 from vllm.v1.spec_decode.eagle import EagleProposer
 
+from sam.automaton.store import NONE
 from sam.config import WITH_DRAFT_MODEL, SpeculationConfig
-from sam.drafting.texts import Drafts
-from sam.vllm import patches, warmup_cost
+from sam.drafting.drafter import NOTHING, Drafter
+from sam.drafting.texts import Drafts, start_sequence
+from sam.vllm import patches, ranks, warmup_cost
 from sam.vllm.async_proposer import AsyncDrafting
 from sam.vllm.proposer import SamProposer
 from sam.vllm.trained.drafter import PassCost, TrainedDrafter
 from sam.vllm.trained.passes import EaglePasses, ModelPasses
 
-# Engines of these sizes would run passes together. Data-parallel ones of a dense model are independent: each has a 1.
-RANKS = ("tensor", "pipeline", "data", "prefill_context", "decode_context")
 
+class NoText(Drafter):
+    """In sam's place where a trained drafter drafts alone: knows how long a request's text is, and drafts nothing."""
 
-def check_ranks(parallel) -> None:
-    """Refuse an engine of several ranks, by vLLM's ParallelConfig.
+    def __init__(self, max_draft_tokens: int):
+        super().__init__(max_draft_tokens=max_draft_tokens, memory_budget_bytes=1 << 20, cross_prompt=False)
 
-    Raises:
-        ValueError: names the setting and what to set instead.
-    """
-    for name in RANKS:
-        if (size := getattr(parallel, f"{name}_parallel_size")) != 1:
-            said = f"{name}_parallel_size={size}: a trained drafter's passes run on one rank"
-            raise ValueError(f"{said}: set it to 1, or speculation=sam")
-
-
-class NoText:
-    """In sam's place where a trained drafter drafts alone: knows how long each request's text is, and drafts nothing.
-    Its methods are those of sam.drafting.drafter.Drafter."""
-
-    def __init__(self):
-        self.counters: dict[str, int] = {}
-        self._lengths: dict[str, int] = {}
-
-    def start(self, request_id: str, prompt_token_ids: np.ndarray, given=()) -> None:
-        self._lengths[request_id] = len(prompt_token_ids)
-
-    def append(self, request_ids, token_ids: np.ndarray, offsets: np.ndarray) -> None:
-        for request_id, count in zip(request_ids, np.diff(offsets).tolist(), strict=True):
-            self._lengths[request_id] += count
-
-    def draft(self, request_ids, budgets, min_acceptance: float = 0.0) -> Drafts:
-        """Draft nothing."""
-        return Drafts(np.zeros(0, np.int32), np.zeros(len(request_ids) + 1, np.int64), np.zeros(0, np.float32))
-
-    def finish(self, request_id: str) -> None:
-        del self._lengths[request_id]
-
-    def lengths(self, request_ids) -> np.ndarray:
-        return np.array([self._lengths[request_id] for request_id in request_ids], np.int64)
-
-    def num_tokens(self, request_id: str) -> int:
-        return self._lengths[request_id]
-
-    def warm_up(self) -> None:
-        pass
+    def start(self, request_id: str, prompt_token_ids: np.ndarray, given: np.ndarray = NOTHING) -> None:
+        """Follow a new request, in no group."""
+        slot = self._slots[request_id] = self._free_slot()
+        start_sequence(self.sequences, slot, NONE, 0, prompt_token_ids, 0)
 
 
 class WithModel(SamProposer):
     """Where SamProposer asks a TrainedDrafter, and what vLLM calls of a base after it, its own class with the model."""
 
     def __init__(self, vllm_config, device, runner=None):
-        check_ranks(vllm_config.parallel_config)
+        # Data-parallel engines of a dense model are independent: each has a 1.
+        kinds = ("tensor", "pipeline", "data", "prefill_context", "decode_context")
+        reason = "a trained drafter's passes run on one rank: set it to 1, or speculation=sam"
+        ranks.refuse(ranks.several(vllm_config.parallel_config, *kinds), reason)
         super(SamProposer, self).__init__(vllm_config, device, runner)  # vLLM's, which holds the model
         super().__init__(vllm_config)
         passes = (EaglePasses if isinstance(self, EagleProposer) else ModelPasses)(self, runner)
@@ -93,7 +63,7 @@ class WithModel(SamProposer):
         return replace(config, scope="group", history_path=None, sharing="none")
 
     def _make_drafter(self, config: SpeculationConfig):
-        return super()._make_drafter(config) if config.method == "hybrid" else NoText()
+        return super()._make_drafter(config) if config.method == "hybrid" else NoText(self.num_speculative_tokens)
 
     def weights_updated(self) -> None:
         super().weights_updated()
@@ -158,8 +128,6 @@ class AsyncWithModel(WithModel, AsyncDrafting):
     passes draft stays on the device: the next step is prepared while they run, and they are put into its input there.
     The host learns them when that step's tokens have come."""
 
-    reads_late = False  # passes begin when tokens are known, and run while vLLM schedules
-
     def bind(self, runner) -> None:
         """vLLM puts drafts of the device into an input only if it takes the sampled tokens from there too."""
         super().bind(runner)
@@ -170,6 +138,11 @@ class AsyncWithModel(WithModel, AsyncDrafting):
             self.trained.fill_in(ends[:num_reqs], self.verifying)
 
         patches.wrap(runner, "_prepare_input_ids", "draft_on_host", prepare_and_fill_in)
+
+    def after_step(self, output) -> None:
+        """Passes begin when tokens are known, and run while vLLM schedules."""
+        super().after_step(output)
+        self.read_awaited()
 
 
 class TrainedProposer(WithModel, DraftModelProposer):
@@ -199,12 +172,11 @@ def open_doors() -> None:
     """Let vLLM's `draft_model` and `eagle3` make a class of this module where speculation asks for one; engines without
     `speculation` keep vLLM's own."""
 
-    def make(_original, cls, *arguments, **keywords):
-        vllm_config = arguments[0] if arguments else keywords["vllm_config"]
+    def choose(cls: type, vllm_config) -> type:
         config, made = SpeculationConfig.from_vllm(vllm_config), (cls, vllm_config.speculative_config.method)
         if made in MADE and config is not None and config.method in WITH_DRAFT_MODEL:
-            cls = MADE[made][bool(vllm_config.scheduler_config.async_scheduling)]
-        return object.__new__(cls)
+            return MADE[made][bool(vllm_config.scheduler_config.async_scheduling)]
+        return cls
 
     for door, _ in MADE:
-        patches.wrap(door, "__new__", "make_trained", make)
+        patches.make_instead(door, "make_trained", choose)

@@ -1,12 +1,11 @@
 """How an engine with the second model runner gets the drafter and the verification: which, where, and where not yet."""
 
+import functools
 import weakref
 from typing import Any
 
 from sam.config import SpeculationConfig
 from sam.vllm import patches
-
-DRAFTER = "SamSpeculator"
 
 
 def engine_arguments(config: SpeculationConfig) -> dict[str, Any]:
@@ -64,12 +63,12 @@ def init_device(original, wrapper, config: SpeculationConfig) -> None:
     patches.wrap(model_runner, "init_speculator", "make_speculator", _init_speculator)
     original(wrapper)
     runner = wrapper.worker.model_runner
-    patches.wrap(runner, "add_requests", "note_requests", _note_requests(runner.speculator))
-    patches.wrap(model_runner, "AsyncOutput", "keep_output", _keep_output)
+    patches.before(runner, "add_requests", "make_speculator", runner.speculator.schedule)
+    patches.wrap(model_runner, "AsyncOutput", "make_speculator", _keep_output)
     _SPECULATORS[id(runner.output_copy_stream)] = runner.speculator
     runner.drafter = runner.speculator  # by the first runner's name, for who shares text and says that weights are new
     if config.verification == "exact":
-        patches.wrap(runner, "load_model", "install", _load_and_verify_exactly(runner))
+        patches.wrap(runner, "load_model", "install", functools.partial(_load_and_verify_exactly, runner))
 
 
 # By the runner's stream of copies, which alone tells whose an AsyncOutput is.
@@ -85,14 +84,6 @@ def _init_speculator(original, vllm_config, device, req_states):
     return SamSpeculator(vllm_config, device)
 
 
-def _note_requests(speculator):
-    def add_requests(original, scheduler_output):
-        speculator.schedule(scheduler_output)
-        return original(scheduler_output)
-
-    return add_requests
-
-
 def _keep_output(original, *arguments, **keywords):
     output = original(*arguments, **keywords)
     if speculator := _SPECULATORS.get(id(keywords.get("copy_stream"))):
@@ -100,27 +91,12 @@ def _keep_output(original, *arguments, **keywords):
     return output
 
 
-def _load_and_verify_exactly(runner):
-    def load_model(original, *arguments, **keywords):
-        original(*arguments, **keywords)
-        from sam.vllm.v2.verification import ExactVerification
+def _load_and_verify_exactly(runner, load_model, *arguments, **keywords):
+    from sam.vllm.v2.verification import ExactVerification
 
-        verification = ExactVerification(runner.sampler, runner.num_speculative_steps, runner.device)
-        patches.put(runner, "rejection_sampler", "verify_exactly", verification)
-
-    return load_model
-
-
-def installed(runner) -> dict[str, Any]:
-    """What this model runner uses, as sam.vllm.plugin.installed."""
-    speculator = runner.speculator
-    verification = type(getattr(runner, "rejection_sampler", None)).__name__
-    drafts = speculator is not None
-    return {
-        "drafter": type(speculator).__name__ if drafts else None,
-        "verification": "rejection" if drafts and verification != "ExactVerification" else "exact",
-        "asynchronous": bool(runner.scheduler_config.async_scheduling),
-    }
+    load_model(*arguments, **keywords)
+    verification = ExactVerification(runner.sampler, runner.num_speculative_steps, runner.device)
+    patches.put(runner, "rejection_sampler", "verify_exactly", verification)
 
 
 def check_engine(vllm_config, config: SpeculationConfig) -> None:

@@ -10,10 +10,9 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from sam.config import SpeculationConfig
 from sam.drafting.position_acceptance import PositionAcceptance
 from sam.switch.policies import make_policy
-from sam.switch.policy import QueuedRequests, StepState
-from sam.vllm.hints import RequestHints
+from sam.switch.policy import StepState
 from sam.vllm.v2.engine import is_second_runner
-from sam.vllm.warmup_cost import graph_sizes, policy_and_table
+from sam.vllm.warmup_cost import graph_sizes, table_of
 
 logger = logging.getLogger(__name__)
 
@@ -34,19 +33,17 @@ class Switch:
 
     def __init__(self, config: SpeculationConfig, vllm_config):
         self._k = vllm_config.speculative_config.num_speculative_tokens
-        name, table = policy_and_table(config, vllm_config)
-        goodput_only = {"step_cost": table, "graph_sizes": graph_sizes(vllm_config)}
-        self.policy = make_policy(name, self._k, config.batch_size_threshold, **goodput_only)
+        goodput_only = {"step_cost": table_of(config), "graph_sizes": graph_sizes(vllm_config)}
+        self.policy = make_policy(config.policy, self._k, config.batch_size_threshold, **goodput_only)
         self.errors = 0
-        self.awaited = QueuedRequests(vllm_config.scheduler_config.max_num_seqs)
         self._acceptance = PositionAcceptance(self._k)
-        self._is_goodput = name == "goodput"
+        self._is_goodput = config.policy == "goodput"
         self._last: tuple[float, set[str]] = 0.0, set()  # when the last step ended, and its requests if all decoded
 
     def __getitem__(self, requests: int) -> int:
         """Draft tokens of each request in the next step, when this one has so many requests."""
         try:
-            state = StepState(running=requests, awaited=self.awaited.expected(requests))
+            state = StepState(running=requests)
             budget = self.policy.plan(state).budget
             if not budget or not self._is_goodput:
                 return budget
@@ -91,11 +88,6 @@ class _Switched:
         self._switch = None
         if config and config.method == "sam" and self.num_spec_tokens and is_second_runner(vllm_config):
             self._switch = self.dynamic_sd_lookup = Switch(config, vllm_config)
-
-    def add_request(self, request) -> None:
-        super().add_request(request)
-        if self._switch:
-            self._switch.awaited.update(RequestHints.of(request.sampling_params).waiting or 0)
 
     def update_from_output(self, scheduler_output, model_runner_output):
         outputs = super().update_from_output(scheduler_output, model_runner_output)

@@ -40,8 +40,8 @@ class Server:
 
 
 class Router:
-    def __init__(self, servers, waiting=()):
-        self.servers, self.told, self.released, self.waiting = dict(servers), [], [], list(waiting)
+    def __init__(self, servers):
+        self.servers, self.told, self.released = dict(servers), [], []
         for name in ("acquire", "proceed", "fail"):
             setattr(self, name, SimpleNamespace(remote=partial(self._place, name)))
         self.release = SimpleNamespace(remote=lambda name, tokens: self.released.append(tokens))
@@ -52,16 +52,16 @@ class Router:
             self.servers.pop(told[1])
         if not self.servers:
             raise RuntimeError("No available servers in load balancer")
-        return Placement(*next(iter(self.servers.items())), self.waiting.pop(0) if self.waiting else 0)
+        return Placement(*next(iter(self.servers.items())))
 
 
 ROLLOUT = {"name": "vllm", "max_model_len": 64, "prompt_length": 14, "response_length": 50}
 
 
-def generate(chunk, servers=None, waiting=(), rollout=ROLLOUT, **sampling):
+def generate(chunk, servers=None, rollout=ROLLOUT, **sampling):
     config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "routing": {"chunk_tokens": chunk}})
     servers = servers or {"a": Server()}
-    router = Router(servers, waiting)
+    router = Router(servers)
     client = RoutedClient(config, router)
     output = asyncio.run(client.generate("r", prompt_ids=[1, 2, 3], sampling_params=sampling))
     return output, router, [ask for one in servers.values() for ask in one.asked]
@@ -108,14 +108,10 @@ def test_with_no_replica_left_the_death_is_the_error():
         generate(20, {"a": Server(die)})
 
 
-def test_the_engine_is_told_how_many_wait_behind_a_chunk():
-    output, _, asked = generate(20, waiting=(7, 0, 2))
-    assert output.token_ids == RESPONSE
-    assert [one["extra_args"].get("sam_waiting") for _, one in asked] == [7, None, 2]
+def test_a_whole_response_is_asked_for_as_verl_asks_for_it():
     caller = {"seed": 1, "temperature": 0.5}
-    for waiting, hints in ((), {}), ((7,), {"extra_args": {"sam_waiting": 7}}):  # whole, as verl asks for it
-        _, router, asked = generate(None, waiting=waiting, **caller)
-        assert asked == [([1, 2, 3], caller | hints)] and router.released == [50] and len(caller) == 2
+    _, router, asked = generate(None, **caller)
+    assert asked == [([1, 2, 3], caller)] and router.released == [50] and len(caller) == 2
 
 
 def test_an_aborted_chunk_ends_its_response_with_the_tokens_so_far():

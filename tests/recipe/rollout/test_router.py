@@ -67,7 +67,7 @@ def test_lengths_in_the_history_are_the_estimate_before_the_probe(tmp_path):
         assert run(play(**without)) == list(prompts), "as they came"
 
 
-def test_who_asks_is_told_how_many_wait_and_one_that_is_given_up_leaves_nothing():
+def test_requests_wait_and_one_that_is_given_up_leaves_nothing():
     async def play():
         made = router()
         calls = [asyncio.ensure_future(made.acquire(request(str(i)))) for i in range(ROOM + 3)]
@@ -79,9 +79,9 @@ def test_who_asks_is_told_how_many_wait_and_one_that_is_given_up_leaves_nothing(
         metrics = made.take_metrics()
         assert (metrics["rollout/routing/waiting_max"], metrics["rollout/routing/admissions"]) == (3, ROOM)
         made.release("0", 5)
-        assert (await calls[ROOM + 1]).waiting == 1
+        await calls[ROOM + 1]
         made.release("1", 5)
-        assert (await calls[ROOM + 2]).waiting == 0
+        await calls[ROOM + 2]
         metrics = made.take_metrics()
         assert (metrics["rollout/routing/waiting_max"], metrics["rollout/routing/admissions"]) == (1, 2), "since then"
 

@@ -205,22 +205,22 @@ def test_a_fault_costs_drafts_and_changes_no_token(engine, off, fault, monkeypat
     assert len(said) == 1 and "drafting failed" in said[0]
 
 
-def test_tokens_that_never_arrive_leave_their_requests_without_drafts(engine, off, monkeypatch):
-    sampled, proposer, calls, lost = SampledStep.sampled, engine.runner.drafter, [], []
+def test_tokens_that_the_drafter_misses_cost_drafts_and_change_no_token(engine, off, monkeypatch):
+    read, proposer, calls = SampledStep.read, engine.runner.drafter, []
 
-    def broken(step, *other):
+    def broken(step):
         calls.append(step)
-        if not lost and len(step.request_ids) == len(PROMPTS):  # the first with all of them
-            lost.extend(step.request_ids)
-            raise RuntimeError("the copy failed")
-        return sampled(step, *other)
+        if len(calls) == 20:
+            raise RuntimeError("broken on purpose")
+        read(step)
 
     proposer.policy = make_policy("never", 3, 0)
-    monkeypatch.setattr(SampledStep, "sampled", broken)
+    monkeypatch.setattr(SampledStep, "read", broken)
     on = ask(engine)
     assert on.tokens == off.tokens
-    assert len(calls) > 20 and proposer.counters["draft_errors"] == 1
-    assert lost and not proposer.tracked.states.keys() & {*lost}
+    assert len(calls) > 20 and proposer.counters["draft_errors"] > 0
+    proposer.policy = make_policy("always", 3, 0)
+    assert ask(engine).accepted > 50, "until their requests have ended"
 
 
 def test_without_drafts_no_step_waits_or_copies_more_and_text_is_shared_from_vllms_own_copy(sharing, counted_off):

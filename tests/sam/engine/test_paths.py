@@ -56,13 +56,7 @@ def one_path(model):
 
 
 @pytest.fixture(scope="module")
-def uniform(model):
-    with started(model, 3, draft_shape="uniform") as engine:
-        return ask(engine)
-
-
-@pytest.fixture(scope="module")
-def engine(model, off, one_path, uniform):
+def engine(model, off, one_path):
     """With further paths, for all tests: started when those before have ended."""
     with started(model, PATHS) as engine:
         yield engine
@@ -77,11 +71,6 @@ def test_more_tokens_are_accepted_and_none_is_changed(engine, off, one_path):
     assert_same(found, off)
     assert found.accepted > one_path.accepted > 50
     assert found.counters["path_wins"] > 10 and found.counters["draft_errors"] == found.counters["path_errors"] == 0
-
-
-def test_steps_of_one_shape(uniform, off):
-    assert_same(uniform, off)
-    assert uniform.counters["path_wins"] > 10 and uniform.counters["filled_draft_tokens"] > 0
 
 
 @pytest.mark.parametrize("left_out", ["_take_blocks", "_copy_begun"])

@@ -1,13 +1,10 @@
-"""The switch in a real engine: goodput's table measured at warm-up, the same tokens, and requests that wait
-elsewhere."""
+"""The switch in a real engine: goodput's table measured at warm-up, and the same tokens."""
 
 import numpy as np
 import pytest
 
-from sam.switch.policy import PATIENCE_STEPS
 from sam.switch.step_cost import StepCost
-from sam.vllm.hints import RequestHints
-from tests.sam.engine.tiny_engine import SAM, Engine, generate, save_model
+from tests.sam.engine.tiny_engine import SAM, generate, save_model
 
 pytestmark = pytest.mark.engine
 
@@ -38,22 +35,3 @@ def test_the_same_tokens_with_a_table_measured_at_warm_up(model, tmp_path):
     drafting = generate(model, PROMPTS, settings, SAM, policy="goodput", step_cost=str(tmp_path / "free.json"))
     assert drafting.tokens == off.tokens and drafting.logprobs == off.logprobs
     assert drafting.drafted > drafting.accepted > 0
-
-
-def test_no_drafts_while_requests_that_wait_elsewhere_are_about_to_fill_the_batch(model):
-    """And drafts again when nobody comes; what a request says of them changes no token."""
-    running = len(PROMPTS)
-    plain = [{"max_tokens": 80, "seed": seed, "ignore_eos": True} for seed in range(running)]
-    told = [{**settings, "extra_args": RequestHints(waiting=100).extra_args()} for settings in plain]
-
-    def ask(engine, settings):
-        steps = engine.runner.drafter.counters.get("awaited_steps", 0)
-        return engine.generate(PROMPTS, settings), engine.runner.drafter.counters.get("awaited_steps", 0) - steps
-
-    with Engine(model, SAM, batch=2 * running, threshold=running) as engine:
-        (free, none), (waited, steps) = (ask(engine, settings) for settings in (plain, told))
-    assert waited.tokens == free.tokens and waited.logprobs == free.logprobs
-    assert (none, steps) == (0, PATIENCE_STEPS) and free.drafted > waited.drafted > 0
-    with Engine(model, SAM, batch=running, threshold=running) as engine:
-        full, none = ask(engine, told)
-    assert none == 0 and (full.tokens, full.drafted) == (free.tokens, free.drafted), "no slot is free for them"

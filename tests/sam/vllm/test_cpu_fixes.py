@@ -36,10 +36,7 @@ def set_mode(mode):
     """`speculation.batch_invariant` of an engine that loads its model."""
     with pytest.MonkeyPatch.context() as patch:
         arguments = SpeculationConfig(batch_invariant=mode).vllm_arguments()
-        scheduler = SimpleNamespace(max_num_batched_tokens=4096)
-        config = SimpleNamespace(
-            additional_config=arguments["additional_config"], scheduler_config=scheduler, speculative_config=None
-        )
+        config = SimpleNamespace(additional_config=arguments["additional_config"], speculative_config=None)
         patch.setattr(cpu_fixes, "get_current_vllm_config_or_none", lambda: config)
         yield
 

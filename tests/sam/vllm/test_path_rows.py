@@ -1,4 +1,4 @@
-"""Engines in which further paths cannot be rows of the batch. What rows do is in tests/sam/engine/test_paths.py."""
+"""Models and requests without rows of further paths. What rows do is in tests/sam/engine/test_paths.py."""
 
 from types import SimpleNamespace
 
@@ -15,26 +15,6 @@ def test_a_cache_of_several_groups_is_refused():
     spec = FullAttentionSpec(block_size=4, num_kv_heads=1, head_size=8, dtype=torch.float32)
     with pytest.raises(ValueError, match=r"full attention only: set speculation.paths=1"):
         rows.check_cache(KVCacheConfig(20, [], [KVCacheGroupSpec(["layer"], spec)] * 2))
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2"),
-        ({"kv_transfer_config": object()}, "KV connector"),
-        ({"enable_return_routed_experts": True}, "enable_return_routed_experts"),
-        ({"tensor_parallel_size": 2, "distributed_executor_backend": "external_launcher"}, "external_launcher"),
-    ],
-)
-def test_engines_without_such_rows_are_refused_in_one_line(settings, said):
-    parallel = SimpleNamespace(**{"tensor_parallel_size": 1, "distributed_executor_backend": "mp"} | settings)
-    model = SimpleNamespace(enable_return_routed_experts=settings.get("enable_return_routed_experts", False))
-    config = SimpleNamespace(
-        parallel_config=parallel, model_config=model, kv_transfer_config=settings.get("kv_transfer_config")
-    )
-    with pytest.raises(ValueError, match=said) as error:
-        rows.check_engine(config)
-    assert "set speculation.paths=1" in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("asked", [{"repetition_penalty": 1.1}, {"min_tokens": 3}, {"bad_words": ["a"]}, {}])

@@ -9,13 +9,14 @@ from vllm.config import ModelConfig
 
 from sam.config import SpeculationConfig
 from sam.vllm import patches, plugin, ranks
+from sam.vllm.paths import rows
+from sam.vllm.trained.proposer import WithModel
 
 
 def test_exact_verification_refuses_positions_that_are_on_the_device():
     def check(on_the_device, drafter=None, **settings):
         speculative = SimpleNamespace(method="mtp")
-        flags = {"use_async_scheduling": True, "use_async_spec_decode": on_the_device}
-        runner = SimpleNamespace(drafter=drafter, speculative_config=speculative, **flags)
+        runner = SimpleNamespace(drafter=drafter, speculative_config=speculative, use_async_spec_decode=on_the_device)
         plugin.check_scheduling(runner, SpeculationConfig(**settings))
 
     with pytest.raises(ValueError, match="verification=exact.*'mtp'.*async_scheduling=False"):
@@ -26,22 +27,23 @@ def test_exact_verification_refuses_positions_that_are_on_the_device():
 
 
 @pytest.mark.parametrize(
-    ("method", "has", "expected"),
+    ("method", "has", "is_right"),
     [
-        ("sam", "SamProposer", None),
-        ("sam", "AscendAsyncSamProposer", None),
-        ("sam", "SamSpeculator", None),
-        ("off", None, None),
-        ("off", "SamProposer", "None"),
-        ("draft_model", "AsyncTrainedProposer", None),
-        ("eagle3", "EagleProposer", "Eagle3Proposer"),
+        ("sam", "AscendAsyncSamProposer", True),
+        ("sam", "SamSpeculator", True),
+        ("sam", "NgramProposerGPU", False),
+        ("off", None, True),
+        ("off", "SamProposer", False),
+        ("draft_model", "AsyncTrainedProposer", True),
+        ("eagle3", "EagleProposer", False),
     ],
 )
-def test_the_drafter_is_the_one_that_is_asked_for(method, has, expected):
-    wanted = SpeculationConfig(method, "folder")
-    refused = pytest.raises(RuntimeError, match=f"drafter {has}, expected {expected}")
-    with refused if expected else contextlib.nullcontext():
+def test_the_drafter_is_the_one_that_is_asked_for(method, has, is_right):
+    wanted, refused = SpeculationConfig(method, "folder"), pytest.raises(RuntimeError, match=f"has drafter {has} and")
+    with contextlib.nullcontext() if is_right else refused:
         plugin.check_installed(wanted, {"drafter": has, "verification": "exact"})
+    with pytest.raises(RuntimeError, match=f"verification rejection, .* speculation={method}, verification=exact"):
+        plugin.check_installed(wanted, {"drafter": has, "verification": "rejection"})
 
 
 def test_a_vllm_that_is_not_known_is_left_alone_and_named_once(monkeypatch, caplog):
@@ -57,7 +59,6 @@ def test_a_vllm_that_is_not_known_is_left_alone_and_named_once(monkeypatch, capl
     [
         ({}, "synthetic", "rejection_sample_method=synthetic"),
         ({"rejection_sampler_config": {"enable_block_verify": True}}, "standard", "enable_block_verify=True"),
-        ({"rejection_sampler_config": {"enable_entropy_verify": "true"}}, "standard", "enable_entropy_verify=true"),
         ({"enable_reduce_sample": 1}, "standard", "enable_reduce_sample=1"),
         ({"rejection_sampler_config": {"enable_block_verify": False}}, "standard", None),
     ],
@@ -69,37 +70,40 @@ def test_lossy_settings_are_refused(additional, method, message):
         plugin.check_lossless(config)
 
 
-class Runner:
-    def sample_tokens(self):
-        return self._sample(None, None)
-
-
-class OtherRunner:
-    def sample_tokens(self):
-        return self.sampler(None, None)
-
-
 def test_a_model_runner_that_samples_elsewhere_is_refused():
-    for runner in (OtherRunner(), SimpleNamespace()):
-        with pytest.raises(ValueError, match="VLLM_USE_V2_MODEL_RUNNER=0"):
-            plugin.check_runner(runner)
-    plugin.check_runner(Runner())
+    with pytest.raises(ValueError, match="VLLM_USE_V2_MODEL_RUNNER=0"):
+        plugin.check_runner(SimpleNamespace())
+
+
+ONE = {f"{kind}_parallel_size": 1 for kind in ("tensor", "pipeline", "data", "prefill_context", "decode_context")}
+ONE |= {"distributed_executor_backend": "mp"}
+PIPELINE = {"pipeline_parallel_size": 2}
+LAUNCHED = {"tensor_parallel_size": 2, "distributed_executor_backend": "external_launcher"}
+CHECKS = {
+    "speculation.async_scheduling=off": lambda config: ranks.check_async(config.parallel_config),
+    "speculation.paths=1": rows.check_engine,
+    "speculation=sam": lambda config: WithModel.__init__(None, config, None),
+}
 
 
 @pytest.mark.parametrize(
-    "several",
+    ("remedy", "settings"),
     [
-        {"pipeline_parallel_size": 2},
-        {"prefill_context_parallel_size": 2},
-        {"tensor_parallel_size": 2, "distributed_executor_backend": "external_launcher"},
+        ("speculation.async_scheduling=off", PIPELINE),
+        ("speculation.async_scheduling=off", LAUNCHED),
+        ("speculation.paths=1", PIPELINE),
+        ("speculation.paths=1", LAUNCHED),
+        ("speculation.paths=1", {"kv_transfer_config": object()}),
+        ("speculation.paths=1", {"enable_return_routed_experts": True}),
+        ("speculation=sam", {"data_parallel_size": 2}),
     ],
 )
-def test_ranks_that_could_not_agree_under_asynchronous_scheduling_are_refused(several):
-    sizes = dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "prefill_context_parallel_size"), 1)
-    alone, (name, value) = sizes | {"distributed_executor_backend": "mp"}, list(several.items())[-1]
-    with pytest.raises(ValueError, match=f"with {name}={value}: .*: set speculation.async_scheduling=off"):
-        ranks.check_async(SimpleNamespace(**alone | several))
-    ranks.check_async(SimpleNamespace(**alone | {"tensor_parallel_size": 2}))
+def test_engines_that_cannot_are_refused_in_a_line_that_names_the_setting_and_the_remedy(remedy, settings):
+    parallel = SimpleNamespace(**ONE | {name: value for name, value in settings.items() if name in ONE})
+    config = SimpleNamespace(parallel_config=parallel, model_config=SimpleNamespace(**settings), **settings)
+    with pytest.raises(ValueError, match=f"{list(settings)[-1]}.*set .*{remedy}") as error:
+        CHECKS[remedy](config)
+    assert "\n" not in str(error.value)
 
 
 # Architecture by transformers' name of it: vLLM's class, further fields of its config, and whether it is recurrent.
@@ -108,7 +112,6 @@ MODELS = {
     "mamba2": ("Mamba2ForCausalLM", {}, True),
     "lfm2": ("Lfm2ForCausalLM", {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}, True),
     "qwen3": ("Qwen3ForCausalLM", {}, False),
-    "granitemoehybrid": ("GraniteMoeHybridForCausalLM", {"num_hidden_layers": 1, "layer_types": ["attention"]}, False),
 }
 
 

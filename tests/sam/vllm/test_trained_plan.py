@@ -1,7 +1,5 @@
 """Passes of a draft model, planned by goodput before any of them."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
@@ -10,7 +8,6 @@ from sam.switch.policies import Goodput, make_policy
 from sam.switch.policy import StepState
 from sam.switch.step_cost import linear
 from sam.vllm.trained.drafter import PassCost, plan_passes
-from sam.vllm.trained.proposer import RANKS, check_ranks
 
 K = 3
 GOOD, BAD, SURE = [0.9, 0.8, 0.7], [0.02, 0.0, 0.0], [0.95, 0.95, 0.95]
@@ -53,10 +50,3 @@ def test_what_was_missed_is_spread_over_the_steps_that_profit():
     assert plan([[], []], [GOOD, GOOD]).milliseconds == pytest.approx(0.1 * (1.01 + 2 * 1.01))
     found = plan([[]], [GOOD], missing=100_000)
     assert found.count > 0 and found.milliseconds > 100.0
-
-
-@pytest.mark.parametrize("name", RANKS)
-def test_several_ranks_are_refused(name):
-    sizes = {f"{one}_parallel_size": 2 if one == name else 1 for one in RANKS}
-    with pytest.raises(ValueError, match=f"{name}_parallel_size=2: .* set it to 1, or speculation=sam"):
-        check_ranks(SimpleNamespace(**sizes))
