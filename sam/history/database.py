@@ -7,7 +7,6 @@ a folder holds a file for each, and whoever reads merges them.
 import hashlib
 import logging
 import math
-import os
 import socket
 import sqlite3
 from collections import defaultdict
@@ -52,10 +51,6 @@ LENGTHS = "SELECT hex(prompt), version, num_tokens FROM responses WHERE version 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt")
 
 
-class HistoryError(ValueError):
-    """A history cannot be used; one line says why."""
-
-
 def own_file(folder: Path) -> Path:
     """This machine's file in the folder of a history."""
     return folder / f"{socket.gethostname()}{SUFFIX}"
@@ -72,18 +67,16 @@ def open_file(file: Path, tokenizer: str | None, to_write: bool = False) -> sqli
     """Open a file, to write a new one if need be.
 
     Raises:
-        HistoryError: it cannot be opened, is damaged, or is of another than `tokenizer` (None: of any).
+        ValueError: it cannot be opened, is damaged, or is of another than `tokenizer` (None: of any).
     """
     # What another machine may be writing is read as far as it goes.
     mode = "rwc" if to_write else "rw" if file.name == own_file(file.parent).name else "ro&immutable=1"
+    connection = None
     try:
         if to_write:
             file.parent.mkdir(parents=True, exist_ok=True)
         uri = f"{file.absolute().as_uri()}?mode={mode}"
         connection = sqlite3.connect(uri, timeout=BUSY_SECONDS, isolation_level=None, uri=True)
-    except (sqlite3.Error, OSError) as error:
-        raise unusable(file, error) from error
-    try:
         with connection:
             if to_write:
                 connection.execute("BEGIN IMMEDIATE")
@@ -91,31 +84,16 @@ def open_file(file: Path, tokenizer: str | None, to_write: bool = False) -> sqli
                     connection.execute(statement)
                 connection.execute("INSERT OR IGNORE INTO meta VALUES ('tokenizer', ?)", (tokenizer,))
             (there,) = connection.execute("SELECT max(value) FROM meta WHERE key = 'tokenizer'").fetchone()
-        if tokenizer not in (None, there):
-            raise HistoryError(
-                f"{file}: a history of tokenizer {there}, this run has {tokenizer}: "
-                "choose another speculation.history_path, or remove it"
-            )
-    except (HistoryError, sqlite3.Error) as error:
+    except (sqlite3.Error, OSError) as error:
+        if connection is not None:
+            connection.close()
+        remedy = "name a folder that can be written, or remove the file if it is damaged"
+        raise ValueError(f"{file}: {error}: {remedy}") from error
+    if tokenizer not in (None, there):
         connection.close()
-        raise error if isinstance(error, HistoryError) else unusable(file, error) from error
+        wanted = f"this run has {tokenizer}: choose another speculation.history_path, or remove it"
+        raise ValueError(f"{file}: a history of tokenizer {there}, {wanted}")
     return connection
-
-
-def unusable(file: Path, error: Exception) -> HistoryError:
-    """The line for what SQLite or the file system says."""
-    return HistoryError(f"{file}: {error}: name a folder that can be written, or remove the file if it is damaged")
-
-
-def check_folder(folder: Path, tokenizer: str | None) -> None:
-    """Raise HistoryError unless a run of this tokenizer could write to `folder`; makes nothing."""
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK):
-        raise unusable(folder, OSError(f"{existing} is no folder that can be written"))
-    errors: list[HistoryError] = []
-    read_files(folder, tokenizer, lambda connection: None, errors.append)
-    for error in errors[:1]:
-        raise error
 
 
 def read_files(folder: Path, tokenizer: str | None, read: Callable, failed: Callable) -> None:
@@ -125,7 +103,7 @@ def read_files(folder: Path, tokenizer: str | None, read: Callable, failed: Call
             if file.stat().st_size:  # or another process is making it
                 with closing(open_file(file, tokenizer)) as connection:
                     read(connection)
-        except (HistoryError, sqlite3.Error) as error:
+        except (ValueError, sqlite3.Error) as error:
             failed(error)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sam.drafting.texts import digest
-from sam.history.database import HistoryError, ResponseLengths, add, check_folder, fingerprint, open_file, own_file
+from sam.history.database import ResponseLengths, add, fingerprint, open_file, own_file
 from tests.sam.history.kept import kept
 
 TOKENIZER = "1f"
@@ -53,7 +53,6 @@ def test_tokens_and_epochs_are_bounded_and_old_weights_leave_first(tmp_path):
 def test_files_of_other_machines_are_merged_and_one_that_is_being_made_is_empty(tmp_path):
     own_file(tmp_path).touch()
     assert kept(tmp_path, PROMPT) == []
-    check_folder(tmp_path, TOKENIZER)
     write(tmp_path, [(PROMPT, 1, [5, 6])])
     own_file(tmp_path).rename(tmp_path / "another-host.sqlite")
     write(tmp_path, [(PROMPT, 2, [5, 7])])
@@ -84,9 +83,9 @@ def test_a_foreign_or_damaged_file_is_one_line(tmp_path, wrong):
         write(folder, [(PROMPT, 1, [5, 6])])
     if wrong == "content":
         own_file(folder).write_text("something else, long enough to be looked at" * 100)
-    for use in (check_folder, lambda _, found: open_file(own_file(folder), found, to_write=True)):
-        with pytest.raises(HistoryError, match=FOREIGN[wrong]) as caught:
-            use(folder, own)
+    for to_write in (True, False):
+        with pytest.raises(ValueError, match=FOREIGN[wrong]) as caught:
+            open_file(own_file(folder), own, to_write)
         assert "\n" not in str(caught.value)
 
 
