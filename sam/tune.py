@@ -29,7 +29,6 @@ from sam.simulate.workload import shipped_acceptance
 DRAFT_LENGTHS, THRESHOLDS = (2, 3, 4, 6, 8), (4, 8, 16, 32, 64, 128, 256)
 TOKENS = 1_000_000  # of responses to simulate with every candidate, if that leaves two training steps
 RESAMPLES, INTERVAL = 4000, (5, 95)
-AS_FAST = 0.01  # candidates within this share of the fastest count as equally fast
 SHOWN = 8  # candidates
 HEADER = ("policy", "scope", "seconds", "speed-up", "drafting", "length", "wasted")
 
@@ -88,12 +87,6 @@ def gains(without: np.ndarray, with_: np.ndarray, error: float) -> tuple[float, 
     return float(without.sum() / with_.sum()), float(low), float(high)
 
 
-def best(trials: list[Trial]) -> Trial:
-    """The fastest; of those about as fast, the one that wastes the fewest draft tokens."""
-    enough = (1 + AS_FAST) * min(trial.seconds.sum() for trial in trials)
-    return min((trial for trial in trials if trial.seconds.sum() <= enough), key=lambda trial: trial.wasted)
-
-
 def override(choice: Choice) -> str:
     """Write a candidate as overrides for the command line of the recipe."""
     words = f"speculation=sam speculation.policy={choice.policy} speculation.num_speculative_tokens={choice.k}"
@@ -120,7 +113,7 @@ def tune(options: argparse.Namespace) -> Iterator[str]:
     its, found = measured[0].sum(), simulated[0].sum()
     seconds = f"{its:.1f} s measured, {found:.1f} s simulated ({found / its - 1:+.1%})"
     yield f"the run itself: {seconds}, {len(run.seconds)} training steps"
-    chosen = best(trials)
+    chosen = min(trials, key=lambda trial: float(trial.seconds.sum()))
     gain, low, high = gains(without.seconds, chosen.seconds, error)
     interval = f"{gain:.2f}x ({low:.2f} to {high:.2f} in nine of ten resamplings)"
     yield f"expected of the rollout: {interval}, against speculation=off"

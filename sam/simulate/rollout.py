@@ -87,7 +87,7 @@ def load_setup(name: str, prompts: int | None = None) -> Setup:
     """One of SETUPS, with as many prompts in a round; None: as published."""
     setup = json_object(path := SHIPPED / f"{name}.json")["setup"]
     shape = prompts or setup["prompts"], SAMPLES
-    work = log_normal(setup["mean_response_tokens"], CAP, SIGMA, CORRELATION, shape)
+    work = log_normal(setup["median_response_tokens"], CAP, SIGMA, CORRELATION, shape)
     return Setup(Cluster(**setup["cluster"]), work, StepCost.load(path), setup["k"], setup["threshold"])
 
 

@@ -2,11 +2,9 @@
 
 import re
 
-import numpy as np
 import pytest
 
-from sam.simulate.rollout import Choice
-from sam.tune import Trial, best, main, override
+from sam.tune import main
 from tests.sam.simulate.test_recorded import write_run
 
 
@@ -31,19 +29,10 @@ def test_what_pays_is_recommended_with_its_interval_and_the_override(runs, capsy
     assert abs(float(re.search(r"\(([+-].*)%\)", itself)[1])) < 3
     gain, low, high = map(float, re.findall(r"\d+\.\d+", expected))
     assert 1.0 < low < gain < high and last.startswith("speculation=sam speculation.policy=")
-    assert gain >= float(re.search(r"speed-up (\S+),", candidates[0])[1]) / 1.02
+    assert gain == pytest.approx(float(re.search(r"speed-up (\S+),", candidates[0])[1]), rel=0.01)
     lines = printed(capsys, runs["off"], "--k", "3", "--threshold", "8", "--steps", "2")
     assert any(line.startswith("no draft was ever verified: what that costs is a guess") for line in lines)
     assert "fewer than five training steps: the interval is too narrow to be trusted" in lines
-
-
-def test_of_equally_fast_candidates_the_one_that_wastes_least():
-    trials = [(10.0, 900, 1), (10.05, 100, 2), (11.0, 0, 3)]
-    chosen = best([Trial(Choice(threshold=t), np.array([seconds]), wasted, 2.0) for seconds, wasted, t in trials])
-    assert chosen.choice.threshold == 2
-    assert override(Choice("goodput", 8)).split()[1:] == [
-        "speculation.policy=goodput", "speculation.num_speculative_tokens=8",
-    ]  # fmt: skip
 
 
 def test_a_published_setup(capsys):
