@@ -35,7 +35,8 @@ def test_what_pays_is_recommended_with_its_interval_and_the_override(runs, capsy
     assert "fewer than five training steps: the interval is too narrow to be trusted" in lines
 
 
-def test_a_published_setup(capsys):
+def test_a_published_setup(capsys, monkeypatch):
+    monkeypatch.setattr("sam.simulate.rollout.CAP", 500)
     arguments = ["--setup", "qwen3_32b", "--prompts", "1", "--policy", "always", "--scope", "request", "shared"]
     head, costs, header, *table = printed(capsys, *arguments)
     assert re.fullmatch(r"16 requests, \d+ tokens, 4 replicas", head) and "FITTED" in costs
