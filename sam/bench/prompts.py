@@ -8,8 +8,6 @@ import itertools
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from sam.bench.settings import Settings
 from sam.reading import ReadError, expect, json_object, json_rows, one_line, token_ids
 from sam.record.responses import read_recording
@@ -130,11 +128,6 @@ def read_input(settings: Settings, tokenizer: Path | None) -> tuple[dict[Place, 
     else:
         prompts = read_prompts(settings.prompts, tokenizer, None if settings.prompts else needed)
         groups, notes = [Group(prompt) for prompt in prompts], []
-    if len(groups) < needed:
-        lack = f"{source} has {len(groups)} groups, all rounds need {needed}"
-        if not settings.text:
-            raise ValueError(f"{lack}, so that none comes again: give more, or lower --rounds or --requests")
-        notes.append(f"{lack}: they come again in other tokens, which no trained drafter has learnt")
     config = json_object(path := settings.model / "config.json")
     size = {**config, **(config.get("text_config") or {})}.get("vocab_size")  # of models that read pictures too
     expect(size is None or type(size) is int, f"{path}, vocab_size", "a number", size)
@@ -142,6 +135,9 @@ def read_input(settings: Settings, tokenizer: Path | None) -> tuple[dict[Place, 
     if size is not None and largest >= size:
         knows = f"the model knows 0 to {size - 1}: it is of another tokenizer than the model"
         raise ValueError(f"{source}: token {largest}, {knows}")
+    if len(groups) < needed:
+        lack = f"{source} has {len(groups)} groups, all rounds need {needed}"
+        raise ValueError(f"{lack}, so that none comes again: give more, or lower --rounds or --requests")
     return batches_of(settings, groups), notes
 
 
@@ -150,15 +146,15 @@ def batches_of(settings: Settings, groups: list[Group]) -> dict[Place, Batches]:
 
     A prompt has `samples` requests, the last one of a batch what is left; a counted round as many batches as give
     `responses`. Every batch has other groups and other seeds, so that no drafter meets a response that it has seen
-    before; a recording's groups that come again do so `in_other_tokens`. All variants get the same.
+    before. All variants get the same.
     """
-    numbers, seeds, found = itertools.count(), itertools.count(), {}
+    left, seeds, found = iter(groups), itertools.count(), {}
 
     def batch_of(requests: int) -> list[dict[str, Any]]:
         batch: list[dict[str, Any]] = []
         while len(batch) < requests:
             size = min(settings.samples, requests - len(batch))
-            prompt, responses = in_other_tokens(groups, next(numbers), size)
+            prompt, responses = next(left)
             for response in (responses or [None] * size)[:size]:
                 seed = next(seeds) if settings.seeds else None
                 batch.append({"prompt_token_ids": prompt, "seed": seed, "response": response})
@@ -169,21 +165,3 @@ def batches_of(settings: Settings, groups: list[Group]) -> dict[Place, Batches]:
             batches = 1 if round_ == WARM_UP else -(-settings.responses // requests)
             found[round_, load] = [batch_of(requests) for _ in range(batches)]
     return found
-
-
-def in_other_tokens(groups: list[Group], place: int, size: int) -> Group:
-    """The group that is `place`-th to come. When all have come they come again, in other tokens: with each token of the
-    recording put in another one's place, all over it, text repeats itself as it did and is new to every drafter.
-
-    Args:
-        size: requests of the group; responses that have not been taken yet come first.
-    """
-    times, number = divmod(place, len(groups))
-    group = groups[number]
-    if not times or group.responses is None:
-        return group
-    known = np.unique(np.concatenate([text for one in groups for text in (one.prompt, *one.responses)]))
-    other = np.random.default_rng(times).permutation(known)
-    prompt, *responses = (other[np.searchsorted(known, text)].tolist() for text in (group.prompt, *group.responses))
-    first = times * size % len(responses)
-    return Group(prompt, responses[first:] + responses[:first])

@@ -7,7 +7,7 @@ import pytest
 
 from sam.switch.policies import LOSS_SHARE, Goodput, choose_lengths
 from sam.switch.policy import StepState
-from sam.switch.step_cost import ALWAYS_LEARN_STEPS, StepCost, linear
+from sam.switch.step_cost import StepCost, linear
 
 
 def drafts_of(rng, requests, longest):
@@ -147,14 +147,6 @@ def test_a_table_that_is_right_costs_next_to_nothing(requests, acceptance, least
     drafted, speed = play(policy, requests, acceptance, true, 6000)
     assert least <= np.count_nonzero(drafted) == policy.counters.get("exploring_steps", 0) < 60 * least + 1
     assert speed > (1.0 - 2 * LOSS_SHARE) * requests / true(requests, 0)
-
-
-def test_an_exploring_step_is_learnt_from_however_short_steps_are():
-    policy, learnt = Goodput(K, linear(1.0, 0.0, 1.0)), []
-    policy.cost.correction.observe = lambda requests, drafted, *_: learnt.append(drafted) or True
-    drafted, _ = play(policy, 1, 0.4, lambda running, drafted: 1e-3 * (1.0 + running + drafted), 3000)
-    explored = [step for step in drafted[ALWAYS_LEARN_STEPS:] if step]
-    assert explored and [step for step in learnt[ALWAYS_LEARN_STEPS:] if step] == explored
 
 
 WHOLE = int(4.0 / LOSS_SHARE)  # steps without drafts after which one may explore that takes four of them more
