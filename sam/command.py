@@ -35,6 +35,17 @@ def run_command(
     return 0
 
 
+def number(least: int) -> Callable[[str], int]:
+    """A type of argparse's: whole numbers from `least`."""
+
+    def convert(word: str) -> int:
+        if (value := int(word)) < least:
+            raise argparse.ArgumentTypeError(f"{word}: expected {least} or more")
+        return value
+
+    return convert
+
+
 def laid_out(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """Lines of a table, its columns as wide as they must be.
 

@@ -15,7 +15,7 @@ from sam.switch.step_cost import StepCost
 
 
 def fit_recorded(directories: list[Path]) -> StepCost:
-    """Fit a table; it has no fingerprint, since runs record none.
+    """Fit a table.
 
     Raises:
         ValueError: not a run directory, or too few steps.
@@ -40,7 +40,7 @@ def profile(directories: list[Path], output: Path) -> Iterator[str]:
         for requests, row in zip(table.requests, table.milliseconds[..., c], strict=True):
             yield f"{requests:8} " + "".join(f"{ms:8.2f}" for ms in row)
     yield table.source
-    yield "no fingerprint, since runs record no engine: one of any model or device will take this table"
+    yield "an engine of any model or device will take this table, which does not say what it was measured on"
     yield f"use it with speculation.policy=goodput speculation.step_cost={output.resolve()}"
 
 

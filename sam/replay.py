@@ -6,7 +6,7 @@ drafter has seen the first one's new tokens. With `--epochs` drafters remember e
 and are new in each otherwise.
 
 Cost is measured in a second pass, as an engine would pay it: up to 256 requests run at once, one call appends for all
-of them and one drafts, on one replica.
+of them and one drafts.
 """
 
 import argparse
@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from sam.command import Parser, laid_out, run_command
-from sam.config import SpeculationConfig
+from sam.command import Parser, laid_out, number, run_command
+from sam.config import SCOPES, SpeculationConfig
 from sam.drafting.drafter import Drafter
 from sam.drafting.texts import Drafts
 from sam.record.responses import Recording, Spans, read_recording
@@ -32,29 +32,19 @@ PROBABILITY_BINS = 10
 HEADER = ("file", "drafter", "tokens", "given", "length", "rate", "calibration", "us/step", "us/token", "bytes/token")
 
 
-def make_drafter(
-    name: str,
-    scope: str,
-    draft_length: int,
-    cross_prompt: bool = SpeculationConfig.cross_prompt,
-):
-    """A drafter by its name, one of NAMES.
+def make_drafter(name: str, scope: str, draft_length: int, cross_prompt: bool = SpeculationConfig.cross_prompt):
+    """A drafter by its name, one of NAMES; ValueError: its package is not installed.
 
     Args:
         scope: request, group or history: whose tokens it drafts from.
         draft_length: draft tokens of a request at most.
         cross_prompt: whether sam remembers other prompts.
-
-    Raises:
-        ValueError: unknown name, or its package is not installed.
     """
     if name == "sam":
         limits = {"history_tokens": HISTORY_TOKENS, "cross_prompt": cross_prompt}
         drafter = Drafter(max_draft_tokens=draft_length, scope=scope, **limits)
         drafter.warm_up()
         return drafter
-    if name not in NAMES:
-        raise ValueError(f"drafter {name!r}: expected one of {', '.join(NAMES)}")
     try:
         return Suffix(scope != "request")
     except ImportError as error:
@@ -97,17 +87,10 @@ class Suffix:
 
 
 class Request:
-    """A recorded response, generated on one of the replicas, but for what was given to the model.
+    """A recorded response that is generated, but for what was given to the model; `accepted`: its tokens so far."""
 
-    Attributes:
-        accepted: tokens that are generated or given; the drafter of its replica has seen them.
-        seen_elsewhere: of them, those that the other replicas' drafters have seen.
-        rounds_since_end: of the group, after its last token.
-    """
-
-    def __init__(self, name: str, response: np.ndarray, replica: int = 0, given: Spans = ()):
-        self.name, self.response, self.replica, self.given = name, response, replica, given
-        self.accepted = self.seen_elsewhere = self.rounds_since_end = 0
+    def __init__(self, name: str, response: np.ndarray, given: Spans = ()):
+        self.name, self.response, self.given, self.accepted = name, response, given, 0
 
     def verify(self, draft: np.ndarray) -> tuple[int, int, np.ndarray]:
         """Accept the draft's correct tokens and the bonus token; returns how many of the draft, how many are generated,
@@ -127,71 +110,40 @@ class Request:
         """Whether the response is complete."""
         return self.accepted == len(self.response)
 
-    def arrive(self, delay: int) -> np.ndarray:
-        """The tokens that reach other replicas now, `delay` tokens late; a round after the last one is as a token."""
-        seen, end = self.seen_elsewhere, min(self.accepted, self.accepted + self.rounds_since_end - delay)
-        self.seen_elsewhere = max(seen, end)
-        return self.response[seen : self.seen_elsewhere]
-
 
 class Replay:
     """Verify steps of recorded responses, as an engine that speculates would have generated them, and their counts.
 
     Args:
         draft_length: draft tokens of a sample in a step.
-        delay: tokens that a sample generates after a token before the other replicas' drafters have seen that one;
-            None: they never do.
         progress: called with the tokens advanced since the last call.
 
     Attributes:
         tokens, given, steps: generated tokens, those given to the model, and verify steps of a request.
         drafted, accepted: draft tokens, and those of them that were right.
         by_probability: float64 [10, 3], by tenth of a draft's probability: drafts, sum of probabilities, accepted.
-        drafting, appending: seconds in the drafters' calls.
+        drafting, appending: seconds in the drafter's calls.
     """
 
-    def __init__(
-        self, draft_length: int, delay: int | None = None, progress: Callable[[int], object] = lambda tokens: None
-    ):
-        self.draft_length, self.delay, self.progress = draft_length, delay, progress
+    def __init__(self, draft_length: int, progress: Callable[[int], object] = lambda tokens: None):
+        self.draft_length, self.progress = draft_length, progress
         self.tokens = self.given = self.steps = self.drafted = self.accepted = 0
         self.by_probability = np.zeros((PROBABILITY_BINS, 3))
         self.drafting = self.appending = 0.0
 
-    def group(self, drafters: list, name: str, prompt, responses: list, given: list) -> None:
-        """Replay samples of one prompt, spread round robin over the drafters of the replicas.
-
-        To a drafter a sample that is generated elsewhere is one more request, for which it does not draft. A replica
-        without a sample of the prompt gets none.
-        """
-        texts = [pair for pair in zip(responses, given, strict=True) if len(pair[0])]
-        drafters, delay = drafters[: len(texts)], self.delay
-        requests = [Request(f"{name}/{i}", text, i % len(drafters), its) for i, (text, its) in enumerate(texts)]
-        shown = [[one for one in requests if one.replica == i or delay is not None] for i in range(len(drafters))]
-        for drafter, its in zip(drafters, shown, strict=True):
-            for request in its:
-                drafter.start(request.name, prompt)
-
-        def deliver(batch: list[Request], delay: int) -> None:
-            arrived = [(request, new) for request in batch if len(new := request.arrive(delay))]
-            for replica, drafter in enumerate(drafters):
-                elsewhere = [pair for pair in arrived if pair[0].replica != replica]
-                self._append(drafter, [request for request, _ in elsewhere], [new for _, new in elsewhere])
-
+    def group(self, drafter, name: str, prompt, responses: list, given: list) -> None:
+        """Replay samples of one prompt."""
+        texts = enumerate(zip(responses, given, strict=True))
+        requests = [Request(f"{name}/{i}", *pair) for i, pair in texts if len(pair[0])]
+        for request in requests:
+            drafter.start(request.name, prompt)
         live = requests
         while live:
             for request in live:
-                self.step(drafters[request.replica], [request])
-                if delay is not None:
-                    deliver([request], delay)
+                self.step(drafter, [request])
             live = [request for request in live if not request.finished]
-            if delay is not None:
-                for request in (ended := [request for request in requests if request.finished]):
-                    request.rounds_since_end += 1
-                deliver(ended, delay if live else 0)
-        for drafter, its in zip(drafters, shown, strict=True):
-            for request in its:
-                drafter.finish(request.name)
+        for request in requests:
+            drafter.finish(request.name)
 
     def step(self, drafter, batch: list[Request]) -> None:
         """Draft for requests at once, verify, and show the drafter their new tokens."""
@@ -212,16 +164,11 @@ class Replay:
             self.drafted += part.stop - part.start
             self.accepted += accepted
             pieces.append(new)
-        self._append(drafter, batch, pieces)
-        self.progress(sum(map(len, pieces)))
-
-    def _append(self, drafter, requests: list[Request], pieces: list[np.ndarray]) -> None:
-        if requests:
-            offsets = np.cumsum([0, *map(len, pieces)], dtype=np.int64)
-            names, tokens = [request.name for request in requests], np.concatenate(pieces)
-            started = time.perf_counter()
-            drafter.append(names, tokens, offsets)
-            self.appending += time.perf_counter() - started
+        offsets, new = np.cumsum([0, *map(len, pieces)], dtype=np.int64), np.concatenate(pieces)
+        started = time.perf_counter()
+        drafter.append(names, new, offsets)
+        self.appending += time.perf_counter() - started
+        self.progress(len(new))
 
     def summary(self) -> dict[str, float | None]:
         """The results; mean acceptance length counts the bonus token, 1.0 is no gain. The calibration error is of the
@@ -234,13 +181,12 @@ class Replay:
         }
 
 
-def replay(recording: Recording, make, draft_length: int, replicas: int = 1, epochs: str = "together", **how) -> Replay:
+def replay(recording: Recording, make, draft_length: int, epochs: str = "together", **how) -> Replay:
     """Replay all prompts, one after the other.
 
     Args:
-        make: makes a drafter (start, append, draft, finish as sam.drafting.drafter.Drafter), once for each replica.
-        replicas: over which the samples of a prompt are spread.
-        epochs: together; or kept: epoch by epoch, the first one not counted; or forgotten: so, with new drafters each
+        make: makes a drafter (start, append, draft, finish as sam.drafting.drafter.Drafter).
+        epochs: together; or kept: epoch by epoch, the first one not counted; or forgotten: so, with a new drafter each
             time.
         how: further arguments of `Replay`.
 
@@ -251,10 +197,10 @@ def replay(recording: Recording, make, draft_length: int, replicas: int = 1, epo
     parts = [recording] if epochs == "together" else recording.by_epoch()
     for epoch, part in enumerate(parts):
         if epoch == 0 or epochs == "forgotten":
-            drafters = [make() for _ in range(replicas)]
+            drafter = make()
         counts = Replay(draft_length, **how) if epoch == 0 and len(parts) > 1 else result
         for index, group in enumerate(part.groups()):
-            counts.group(drafters, str(index), *group)
+            counts.group(drafter, str(index), *group)
     return result
 
 
@@ -295,13 +241,13 @@ def measure_cost(recording: Recording, make, draft_length: int, **how) -> dict[s
 
 def run(options: argparse.Namespace) -> list[str]:
     """Replay every file with every drafter; returns a table."""
-    how, rows = {name: getattr(options, name) for name in ("replicas", "delay", "epochs")}, []
+    rows = []
     for path in options.traces:
         recording = read_recording(path, options.tokenizer)
         for name in options.drafter:
             make = partial(make_drafter, name, options.scope, options.k)
             with tqdm(total=2 * recording.num_tokens, unit="tok", desc=f"{path.stem} {name}", mininterval=2.0) as bar:
-                result = replay(recording, make, options.k, progress=bar.update, **how)
+                result = replay(recording, make, options.k, options.epochs, progress=bar.update)
                 cost = measure_cost(recording, make, options.k, progress=bar.update)
             figures = result.summary() | cost
             if name != "sam":  # which alone predicts what is accepted
@@ -312,22 +258,15 @@ def run(options: argparse.Namespace) -> list[str]:
 
 
 def options_of(arguments: list[str] | None) -> argparse.Namespace:
-    """Parse the command line, and refuse options that do not go together."""
+    """Parse the command line."""
     parser = Parser(prog="sam replay", description="How drafters do on recorded responses, without an engine.")
     parser.add_argument("--traces", nargs="+", type=Path, required=True, help=".npz recordings or verl's .jsonl dumps")
-    parser.add_argument("--drafter", nargs="+", default=["sam"], metavar="NAME", help=", ".join(NAMES))
-    parser.add_argument("--scope", choices=("request", "group", "history"), default="group")
-    parser.add_argument("--k", type=int, default=3, help="draft tokens per step (default 3)")
-    parser.add_argument("--replicas", type=int, default=1, help="spread a prompt's samples over N drafters (default 1)")
-    parser.add_argument("--delay", type=int, metavar="TOKENS", help="replicas see each other's tokens, so much later")
+    parser.add_argument("--drafter", nargs="+", default=["sam"], choices=NAMES)
+    parser.add_argument("--scope", choices=SCOPES, default="group")
+    parser.add_argument("--k", type=number(1), default=3, help="draft tokens per step (default 3)")
     parser.add_argument("--epochs", action="store_true", help="epoch by epoch, the first one not counted")
     parser.add_argument("--tokenizer", help="for .jsonl dumps: folder or name of the tokenizer")
     options = parser.parse_args(arguments)
-    for name in ("k", "replicas"):
-        if getattr(options, name) < 1:
-            parser.error(f"--{name} {getattr(options, name)}: expected 1 or more")
-    if options.delay is not None and (options.delay < 0 or options.replicas == 1):
-        parser.error(f"--delay {options.delay}: expected 0 or more, and --replicas 2 or more")
     options.epochs = "together" if not options.epochs else "kept" if options.scope == "history" else "forgotten"
     return options
 

@@ -6,9 +6,7 @@ is left for the end. The policy knows no clock, no Ray and no engine: it is told
 starts at which replica. Equal events give equal decisions.
 """
 
-import heapq
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -91,7 +89,6 @@ class Group:
     """The requests of one prompt."""
 
     name: str
-    order: int  # in which groups came
     members: int = 0  # requests that have come and not finished
     waiting: dict[str, "Request"] = field(default_factory=dict)  # those that never started, in their order
     longest: int = 0  # tokens of the longest response so far, finished or not, or that was known beforehand
@@ -114,10 +111,8 @@ class Request:
     limit: int  # most tokens of the response
     replica: Replica | None  # where it runs, or ran last
     generated: int = 0  # tokens that it has
-    order: int = 0  # in which requests began to wait; one that goes on after a chunk begins again
     reserved: int = 0  # tokens reserved there while it runs
-    state: str = "new"  # or paused (between chunks or turns), running, gone
-    left: int = 0  # tokens that it is thought to lack while it is paused
+    left: int = 0  # tokens that it was thought to lack when it paused, between chunks or turns; 0: it never did
 
     @property
     def context(self) -> int:
@@ -132,75 +127,38 @@ class Request:
         """
         expected = min(self.group.longest, self.limit) if self.group.known else self.limit
         lasts = min(self.generated // LASTS, self.limit - self.generated)
-        self.state, self.left = "paused", max(1, expected - self.generated, lasts)
-
-
-class LazyHeap:
-    """A heap of items in which an entry counts only while its key is the item's current one, by `key_of`; None while an
-    item is not to be taken."""
-
-    def __init__(self, key_of: Callable[[object], tuple | None]):
-        self._key_of = key_of
-        self._entries: list[tuple] = []
-        self._pushed = 0
-
-    def push(self, item) -> None:
-        """Enter the item under its current key."""
-        if (key := self._key_of(item)) is not None:
-            self._pushed += 1
-            heapq.heappush(self._entries, (key, self._pushed, item))
-
-    def first(self):
-        """The item with the smallest key, which stays; None if no item counts. Then no entry is left either."""
-        while self._entries and self._key_of(self._entries[0][2]) != self._entries[0][0]:
-            heapq.heappop(self._entries)
-        return self._entries[0][2] if self._entries else None
+        self.left = max(1, expected - self.generated, lasts)
 
 
 class Waiting:
     """Orders waiting requests: those between two chunks unless a new one is expected to be far longer, probes, then the
-    longest expected."""
+    longest expected. Of equals the first that came goes first."""
 
     def __init__(self, shows_progress: bool):
         self._shows_progress = shows_progress  # whether unfinished responses' lengths become known, by their chunks
         self.groups: dict[str, Group] = {}  # those with requests that have not finished
-        self._typical_log = 0.0  # of the geometric mean of the last responses' tokens
-        self._num_waiting = self._groups_seen = self._requests_seen = self._responses = 0
-        self._known, self._unknown, self._paused = map(LazyHeap, (_if_known, _if_unknown, _if_paused))
-
-    def __len__(self) -> int:
-        return self._num_waiting
-
-    def group(self, name: str) -> Group:
-        """The group of that name, a new one if there is none."""
-        if name not in self.groups:
-            self.groups[name] = Group(name, self._groups_seen)
-            self._groups_seen += 1
-        return self.groups[name]
+        self._paused: dict[str, Request] = {}
+        self._typical_log, self._responses = 0.0, 0  # of the geometric mean of the last responses' tokens
 
     def add(self, request: Request) -> None:
         """A new or paused request begins to wait."""
-        self._requests_seen += 1
-        request.order = self._requests_seen
-        self._num_waiting += 1
-        if request.state == "paused":
-            self._paused.push(request)
-        else:
-            request.group.waiting[request.name] = request
-            self.requeue(request.group)
+        (self._paused if request.left else request.group.waiting)[request.name] = request
 
-    def remove(self, request: Request, state: str) -> None:
-        """A request waits no longer: it is running, or gone."""
-        self._num_waiting -= 1
-        request.state = state
-        if request.group.waiting.pop(request.name, None):
-            self.requeue(request.group)
+    def remove(self, request: Request) -> None:
+        """A request waits no longer, if it did: it is running, or gone."""
+        self._paused.pop(request.name, None)
+        request.group.waiting.pop(request.name, None)
 
     def next(self) -> Request | None:
         """The request to start now; None if none waits."""
-        between, group = self._paused.first(), self._unknown.first()
-        if group is None or group.probe is not None:
-            group = self._longest(self._known.first(), group)
+        between = max(self._paused.values(), key=lambda request: request.left, default=None)
+        groups = [group for group in self.groups.values() if group.waiting]
+        unknown = [group for group in groups if not group.known]
+        group = next((group for group in unknown if group.probe is None), None)
+        if group is None:
+            by_estimate = {"key": lambda group: group.estimate, "default": None}
+            known = max((group for group in groups if group.known), **by_estimate)
+            group = self._longest(known, max(unknown, **by_estimate))
             if group and between and group.estimate > SOONER * (between.generated + between.left):
                 between = None
         return between or (next(iter(group.waiting.values())) if group else None)
@@ -223,11 +181,6 @@ class Waiting:
             group.longest = max(group.longest, tokens)
             self._estimate(group)
 
-    def requeue(self, group: Group) -> None:
-        """The group's place may have changed."""
-        self._known.push(group)
-        self._unknown.push(group)
-
     def _estimate(self, group: Group) -> None:
         """The geometric mean of its responses and of PRIOR_RESPONSES more of the length expected beforehand: one long
         response alone does not make a group a long one."""
@@ -237,7 +190,6 @@ class Waiting:
             group.estimate = math.exp((PRIOR_RESPONSES * prior + group.log_sum) / weight)
         else:
             group.estimate = group.longest
-        self.requeue(group)
 
     def _longest(self, known: Group | None, unknown: Group | None) -> Group | None:
         """The group of which most is expected. One of unknown length comes before those that are typical or short, and,
@@ -245,23 +197,6 @@ class Waiting:
         if known is None or unknown is None or not self._shows_progress:
             return unknown or known
         return known if known.estimate > max(math.exp(self._typical_log), unknown.estimate) else unknown
-
-
-def _if_known(group: Group) -> tuple | None:
-    """The longest first."""
-    return (-group.estimate, group.order) if group.waiting and group.known else None
-
-
-def _if_unknown(group: Group) -> tuple | None:
-    """Those without a probe first, then the longest."""
-    if not group.waiting or group.known:
-        return None
-    return (False, 0, group.order) if group.probe is None else (True, -group.estimate, group.order)
-
-
-def _if_paused(request: Request) -> tuple | None:
-    """That which lacks most first."""
-    return (-request.left, request.order) if request.state == "paused" else None
 
 
 class ContextPolicy:
@@ -283,7 +218,7 @@ class ContextPolicy:
     @property
     def waiting(self) -> int:
         """Requests that wait."""
-        return len(self._waiting)
+        return len(self._requests) - sum(self.running().values())
 
     def running(self) -> dict[str, int]:
         """Requests that run at each replica."""
@@ -317,7 +252,7 @@ class ContextPolicy:
         """
         if name in self._requests:
             raise ValueError(f"request {name} has come twice: it must finish or be aborted first")
-        home = self._waiting.group(group)
+        home = self._waiting.groups.setdefault(group, Group(group))
         home.members += 1
         if expected is not None:
             self._waiting.expect(home, expected)
@@ -349,7 +284,6 @@ class ContextPolicy:
         if request.group.probe == name:
             request.group.probe = None
         self._drop(request)
-        self._waiting.requeue(request.group)
 
     def decide(self) -> list[Start]:
         """Start what there is room for, most urgent first."""
@@ -382,11 +316,11 @@ class ContextPolicy:
         return min(left, self.settings.chunk_tokens or left)
 
     def _start(self, request: Request, replica: Replica) -> Start:
-        if request.state == "paused" and request.replica is not replica:
+        if request.left and request.replica is not replica:
             self.counters["prefill_tokens"] += request.context
         group = request.group
         group.probe, group.home = group.probe or request.name, replica
-        self._waiting.remove(request, "running")
+        self._waiting.remove(request)
         request.replica, request.reserved = replica, replica.blocks(self._need(request))
         replica.running.add(request.name)
         replica.reserved += request.reserved
@@ -395,16 +329,15 @@ class ContextPolicy:
 
     @staticmethod
     def _leave(request: Request) -> None:
-        """The request no longer runs at its replica."""
-        request.replica.running.discard(request.name)
-        request.replica.reserved -= request.reserved
+        """The request no longer runs at its replica, if it did."""
+        if request.replica is not None:
+            request.replica.running.discard(request.name)
+            request.replica.reserved -= request.reserved
+            request.reserved = 0
 
     def _drop(self, request: Request) -> None:
-        if request.state == "running":
-            self._leave(request)
-            request.state = "gone"
-        else:
-            self._waiting.remove(request, "gone")
+        self._leave(request)
+        self._waiting.remove(request)
         del self._requests[request.name]
         request.group.members -= 1
         if not request.group.members:

@@ -19,17 +19,16 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from sam.command import Parser, laid_out, run_command
+from sam.command import Parser, laid_out, number, run_command
 from sam.config import POLICIES
 from sam.simulate import rollout
 from sam.simulate.rollout import SCOPES, SETUPS, Choice
 from sam.simulate.run import FittedCost, RecordedRun, fit_runs
-from sam.simulate.workload import log_normal, shipped_acceptance
+from sam.simulate.workload import shipped_acceptance
 
 DRAFT_LENGTHS, THRESHOLDS = (2, 3, 4, 6, 8), (4, 8, 16, 32, 64, 128, 256)
 TOKENS = 1_000_000  # of responses to simulate with every candidate, if that leaves two training steps
 RESAMPLES, INTERVAL = 4000, (5, 95)
-AS_FAST = 0.01  # candidates within this share of the fastest count as equally fast
 SHOWN = 8  # candidates
 HEADER = ("policy", "scope", "seconds", "speed-up", "drafting", "length", "wasted")
 
@@ -88,12 +87,6 @@ def gains(without: np.ndarray, with_: np.ndarray, error: float) -> tuple[float, 
     return float(without.sum() / with_.sum()), float(low), float(high)
 
 
-def best(trials: list[Trial]) -> Trial:
-    """The fastest; of those about as fast, the one that wastes the fewest draft tokens."""
-    enough = (1 + AS_FAST) * min(trial.seconds.sum() for trial in trials)
-    return min((trial for trial in trials if trial.seconds.sum() <= enough), key=lambda trial: trial.wasted)
-
-
 def override(choice: Choice) -> str:
     """Write a candidate as overrides for the command line of the recipe."""
     words = f"speculation=sam speculation.policy={choice.policy} speculation.num_speculative_tokens={choice.k}"
@@ -120,7 +113,7 @@ def tune(options: argparse.Namespace) -> Iterator[str]:
     its, found = measured[0].sum(), simulated[0].sum()
     seconds = f"{its:.1f} s measured, {found:.1f} s simulated ({found / its - 1:+.1%})"
     yield f"the run itself: {seconds}, {len(run.seconds)} training steps"
-    chosen = best(trials)
+    chosen = min(trials, key=lambda trial: float(trial.seconds.sum()))
     gain, low, high = gains(without.seconds, chosen.seconds, error)
     interval = f"{gain:.2f}x ({low:.2f} to {high:.2f} in nine of ten resamplings)"
     yield f"expected of the rollout: {interval}, against speculation=off"
@@ -138,10 +131,7 @@ def tune(options: argparse.Namespace) -> Iterator[str]:
 
 def play_setup(options: argparse.Namespace) -> Iterator[str]:
     """A table of all choices of a published set-up, over no speculation."""
-    cost, own = rollout.load_step_cost(options.step_cost or options.setup), rollout.load_step_cost(options.setup)
-    cluster, prompts, k, threshold = SETUPS[options.setup]
-    lengths = own.fingerprint["mean_response_tokens"], rollout.CAP, rollout.SIGMA, rollout.CORRELATION
-    work = log_normal(*lengths, (options.prompts or prompts, rollout.SAMPLES))
+    cluster, work, cost, k, threshold = rollout.load_setup(options.setup, options.prompts)
     ks, thresholds = options.k or [k], options.threshold or [threshold]
     choices = [Choice("never", ks[0], thresholds[0], "request")]
     for policy, k, scope, threshold in itertools.product(options.policy, ks, options.scope, thresholds):
@@ -162,17 +152,6 @@ def play_setup(options: argparse.Namespace) -> Iterator[str]:
     yield from laid_out(HEADER, rows)
 
 
-def number(least: int):
-    """A converter of argparse's: whole numbers from `least`."""
-
-    def convert(word: str) -> int:
-        if (value := int(word)) < least:
-            raise argparse.ArgumentTypeError(f"{word}: expected {least} or more")
-        return value
-
-    return convert
-
-
 def main(arguments: list[str]) -> int:
     is_setup = any(word.partition("=")[0] == "--setup" for word in arguments)
     epilog = "" if is_setup else "`sam tune --setup NAME` simulates a published set-up: with --help more"
@@ -182,8 +161,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--k", nargs="+", type=positive, help="draft tokens to try")
     parser.add_argument("--threshold", nargs="+", type=number(0), help="running requests, of the threshold policy")
     if is_setup:
-        parser.add_argument("--setup", required=True, choices=tuple(SETUPS), help="its step costs are FITTED")
-        parser.add_argument("--step-cost", help="another table: a file, or the name of a shipped one")
+        parser.add_argument("--setup", required=True, choices=SETUPS, help="its step costs are FITTED")
         parser.add_argument("--prompts", type=positive, help="of a round")
         parser.add_argument("--policy", nargs="+", choices=POLICIES, default=["threshold", "goodput"])
         parser.add_argument("--scope", nargs="+", choices=SCOPES, default=["group"], help="whose text a drafter sees")

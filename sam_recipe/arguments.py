@@ -29,7 +29,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     shown = "The screen shows a line for each step and how the run ended; all output goes to train.log in run_dir."
     parser = Parser(prog="sam run", description="One DAPO run.", epilog=shown, allow_abbrev=False)
     add_config_options(parser, required=True)
-    parser.add_argument("--check", action="store_true", help="check config and machine only, before assets are built")
+    parser.add_argument("--check", action="store_true", help="look at config and machine, and start nothing")
     parser.add_argument("--accept-changes", action="store_true", help="go on with settings that make another curve")
     parser.add_argument("overrides", nargs="*", help="Hydra overrides, for example speculation=off")
     return with_folder(parser.parse_intermixed_args(arguments))  # options among overrides too

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sam.bench.settings import RESERVED, STOCK, parse
-from sam.command import INTERRUPTED, Parser, laid_out, run_command
+from sam.command import INTERRUPTED, Parser, laid_out, number, run_command
 
 if TYPE_CHECKING:
     from sam_recipe.report.runs import Run
@@ -53,7 +53,7 @@ def of_a_run(words: list[str]) -> int:
     parser = Parser(prog="sam bench", description="Would stock vLLM have taken longer for the rollouts of a run?")
     parser.add_argument("--run", type=Path, required=True, help="directory of a run that speculates")
     parser.add_argument("--output", type=Path, help="where to write stock.json; by default beside the run")
-    parser.add_argument("--rounds", type=int, default=5, help="runs of each engine that count")
+    parser.add_argument("--rounds", type=number(1), default=5, help="runs of each engine that count, at most")
     options = parser.parse_args(words)
     import numpy as np
 
@@ -70,11 +70,12 @@ def of_a_run(words: list[str]) -> int:
     (folder := output / "against_stock").mkdir(parents=True, exist_ok=True)
     (folder / "result.json").unlink(missing_ok=True)
     # Of steps spread over the run, as many as rounds with the warm-up.
-    places = np.linspace(0, len(run.steps) - 1, max(1, options.rounds) + 1).round().astype(int)
+    rounds = max(1, min(options.rounds, len(run.steps) - 1))
+    places = np.linspace(0, len(run.steps) - 1, rounds + 1).round().astype(int)
     steps, text = [run.steps[place] for place in np.unique(places)], folder / "text.jsonl"
     with replacing(text) as partial:
         partial.write_bytes(b"".join(responses_path(run.directory, step).read_bytes() for step in steps))
-    words = [*words_of(run), "--text", str(text), "--output", str(folder), "--rounds", str(options.rounds)]
+    words = [*words_of(run), "--text", str(text), "--output", str(folder), "--rounds", str(rounds)]
     result, code = measure(parse(words))
     if code:
         return code
@@ -83,8 +84,8 @@ def of_a_run(words: list[str]) -> int:
         partial.write_text(json.dumps(found, indent=1) + "\n")
     stock, *others = rows_of(found).values()
     said = [f"{row['variant']} {row['seconds']:.2f} s, {times(row)}" for row in others]
-    rounds = f"{stock['rounds']} rounds of {stock['requests']} requests that emit the run's own text"
-    print(f"engine alone: stock vLLM {stock['seconds']:.2f} s a round; {'; '.join(said)} ({rounds})")
+    of = f"{stock['rounds']} rounds of {stock['requests']} requests that emit the run's own text"
+    print(f"engine alone: stock vLLM {stock['seconds']:.2f} s a round; {'; '.join(said)} ({of})")
     return 0
 
 
@@ -153,12 +154,11 @@ def of_whole_runs(words: list[str]) -> int:
     variants = "overrides of each, in quotes; the first is the peer"
     parser.add_argument("--variants", nargs="+", required=True, help=variants)
     parser.add_argument("--output", type=Path, default=Path("outputs/whole_runs"), help="its finished runs are kept")
-    parser.add_argument("--rounds", type=int, default=5, help="runs of each variant (default 5)")
+    parser.add_argument("--rounds", type=number(1), default=5, help="runs of each variant (default 5)")
     parser.add_argument("--overrides", nargs="*", default=[], help="Hydra overrides of every run")
     options = parser.parse_args(words)
-    if options.rounds < 1 or len(set(options.variants)) < max(2, len(options.variants)):
-        value = f"--rounds {options.rounds} --variants {options.variants}"
-        raise ValueError(f"{value}: expected 1 or more rounds of two variants or more, all different")
+    if len(set(options.variants)) < max(2, len(options.variants)):
+        raise ValueError(f"--variants {options.variants}: expected two or more, all different")
     return run_command(lambda: compared_runs(options), (ValueError,), code=1)
 
 

@@ -5,13 +5,13 @@ A room may import rooms above it in its list, and its own. `sam` imports neither
 """
 
 import ast
+import graphlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MOST_FILES = 16  # of a folder
 # Lowest first. A room is a folder, or a file that lies beside the folders.
 SAM = (
     ("jit", "reading"),
@@ -34,14 +34,14 @@ RECIPE = (
     ("tiny.assets", "smollm2.assets", "draft_model"),
     ("rollout",),
     ("verl_plugin",),
-    ("trainer",),
     ("preflight",),
+    ("trainer",),
     ("report",),
     ("main_dapo",),
     ("bench",),
     ("command_line",),
 )
-OUTSIDE = {"verl", "sam_recipe", "vllm", "vllm_ascend", "sam"}
+OUTSIDE = {"verl", "sam_recipe", "vllm", "vllm_ascend"}
 
 
 def files(package: str) -> list[Path]:
@@ -67,77 +67,31 @@ def imports_of(path: Path) -> set[str]:
 
 
 def edges(package: str) -> dict[str, set[str]]:
-    return {module_of(path): {name for name in imports_of(path)} for path in files(package)}
+    return {module_of(path): imports_of(path) for path in files(package)}
 
 
-def floors(order: tuple[tuple[str, ...], ...], package: str) -> dict[str, int]:
-    return {f"{package}.{room}": floor for floor, rooms in enumerate(order) for room in rooms}
-
-
-def floor_of(module: str, known: dict[str, int]) -> tuple[str, int] | None:
-    rooms = [room for room in known if module == room or module.startswith(room + ".")]
-    return (room := max(rooms, key=len), known[room]) if rooms else None
-
-
-def upward_imports(package: str, order: tuple[tuple[str, ...], ...]) -> list[str]:
-    known, wrong = floors(order, package), []
-    for module, imported in edges(package).items():
-        if (here := floor_of(module, known)) is None:
-            if module.count(".") and not module.endswith(("__init__", ".tiny", ".smollm2")):
-                wrong.append(f"{module} has no floor: give it one in {Path(__file__).name}")
-            continue
-        for name in imported:
-            there = floor_of(name, known)
-            if there and there[0] != here[0] and there[1] >= here[1]:
-                wrong.append(f"{module} imports {name}, which is not below it")
-    return wrong
+def room_of(module: str, floors: dict[str, int]) -> str | None:
+    return max((room for room in floors if module == room or module.startswith(room + ".")), key=len, default=None)
 
 
 @pytest.mark.parametrize(("package", "order"), [("sam", SAM), ("sam_recipe", RECIPE)])
-def test_no_import_runs_upwards(package, order):
-    assert upward_imports(package, order) == []
-
-
-def test_an_upward_import_is_seen(tmp_path, monkeypatch):
-    (tmp_path / "sam" / "automaton").mkdir(parents=True)
-    (tmp_path / "sam" / "automaton" / "store.py").write_text("def f():\n    from sam.vllm import proposer\n")
-    monkeypatch.setitem(globals(), "ROOT", tmp_path)
-    assert upward_imports("sam", SAM) == ["sam.automaton.store imports sam.vllm, which is not below it"]
-
-
-@pytest.mark.parametrize("package", ["sam", "sam_recipe"])
-def test_no_circle(package):
+def test_no_import_runs_upwards_nor_in_a_circle(package, order):
+    floors = {f"{package}.{room}": floor for floor, rooms in enumerate(order) for room in rooms}
     graph = edges(package)
-    done: set[str] = set()
-
-    def visit(module: str, path: tuple[str, ...]) -> None:
-        assert module not in path, " -> ".join((*path, module))
-        if module not in done:
-            for name in graph[module] & graph.keys():
-                if name != module:
-                    visit(name, (*path, module))
-            done.add(module)
-
-    for module in graph:
-        visit(module, ())
+    for module, imported in graph.items():
+        if here := room_of(module, floors):
+            for there in {room_of(name, floors) for name in imported} - {None, here}:
+                assert floors[there] < floors[here], f"{module} imports {there}, which is not below it"
+        else:
+            assert "." not in module or module.endswith((".tiny", ".smollm2")), f"{module} has no floor: give it one"
+    graphlib.TopologicalSorter({one: (graph[one] & graph.keys()) - {one} for one in graph}).prepare()
 
 
 def test_sam_knows_nothing_of_verl_and_only_its_vllm_part_knows_vllm():
     for module, imported in edges("sam").items():
-        outside = {name.split(".")[0] for name in imported} & OUTSIDE - {"sam"}
+        outside = {name.split(".")[0] for name in imported} & OUTSIDE
         allowed = {"vllm", "vllm_ascend"} if module.startswith("sam.vllm.") else set()
         assert outside <= allowed, (module, outside)
-
-
-@pytest.mark.parametrize("package", ["sam", "sam_recipe"])
-def test_no_folder_is_crowded(package):
-    folders = {path.parent for path in files(package)}
-    crowded = {
-        str(folder.relative_to(ROOT)): count
-        for folder in folders
-        if (count := len([path for path in folder.glob("*.py") if path.name != "__init__.py"])) > MOST_FILES
-    }
-    assert crowded == {}
 
 
 MOST_LINES = {"file": 500, "function": 60}
@@ -145,7 +99,6 @@ MOST = {"parameters": 6, "attributes": 12}
 # Kernels are called with arrays alone, and records have a field for each column: neither is bound by MOST.
 LARGER = {
     "sam/history/client.py: HistoryClient: 13 attributes": "the queues to and from its threads are among them",
-    "sam/sharing/client.py: Client: 14 attributes": "of a thread and its owner",
     "sam/simulate/rollout.py: Replica: 14 attributes": "a replica's whole state",
     "sam/verify/rejection.py: rejection_sample: 8 parameters": "vLLM's signature",
     "sam/vllm/ascend/__init__.py: expand_triton: 7 parameters": "vllm-ascend's signature",
@@ -191,13 +144,6 @@ def test_nothing_is_larger_than_a_reader_should_meet(package):
     assert found == {name for name in LARGER if name.startswith(f"{package}/")}
 
 
-def test_what_is_too_large_is_seen(tmp_path):
-    body = "".join(f"        self.a{place} = {place}\n" for place in range(61))
-    (tmp_path / "large.py").write_text(f"class Large:\n    def grow(self, a, b, c, d, e, f, g):\n{body}" + "\n" * 500)
-    found = list(sizes(tmp_path / "large.py"))
-    assert found == ["563 lines", "Large: 61 attributes", "grow: 7 parameters", "grow: 62 lines"]
-
-
 # What replaces something of vLLM beside the list, and why. Files of sam/vllm/bench follow an engine that is measured.
 BESIDE_THE_LIST = {
     "sam/vllm/hooks.py: setattr": "of a step's output",
@@ -226,10 +172,3 @@ def test_what_is_replaced_of_vllm_stands_in_one_list():
     paths = [path for path in files("sam") if "sam/vllm/" in str(path) and path.name != "patches.py"]
     found = set().union(*(replaced_beside_the_list(path, attributes) for path in paths if "/bench/" not in str(path)))
     assert found == BESIDE_THE_LIST.keys()
-
-
-@pytest.mark.parametrize("line", ["runner._sample = mine", "setattr(runner, name, mine)", "a, module.forward = mine"])
-def test_a_replacement_beside_the_list_is_seen(tmp_path, monkeypatch, line):
-    monkeypatch.setitem(globals(), "ROOT", tmp_path)
-    (tmp_path / "hooks.py").write_text(line)
-    assert replaced_beside_the_list(tmp_path / "hooks.py", {"_sample", "forward"})

@@ -23,7 +23,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 ACCEPTANCE = 0.01
 SCHEDULES = 400
-REPLICAS, DELAY = 16, 64
 REPEATS = 5
 MODELS = {"tiny": "outputs/tiny_assets/model", "smollm2": "outputs/smollm2_assets/model"}
 
@@ -67,10 +66,6 @@ def replay(options) -> Iterator[tuple[str, dict]]:
                 length = replayed(recording, make, k, epochs=epochs).summary()["mean_acceptance_length"]
                 passes = [measure_cost(recording, make, k)["us_per_token"] for _ in range(REPEATS)]
                 yield f"{path.stem}, k {k}, {scope}", {"acceptance": length, "us": statistics.median(passes)}
-            make = partial(make_drafter, "sam", "group", k)
-            shared = replayed(recording, make, k, replicas=REPLICAS, delay=DELAY).summary()
-            name = f"{path.stem}, k {k}, {REPLICAS} replicas, {DELAY} tokens late"
-            yield name, {"acceptance": shared["mean_acceptance_length"]}
 
 
 def configs(_) -> Iterator[tuple[str, dict]]:

@@ -368,11 +368,3 @@ def extend(store, group, last, token):
     _count(store, state, edge)
     nodes[new].link = _target(store, group, state, token, edge)
     return new
-
-
-@kernel
-def extend_all(store, group, last, tokens):
-    """Append `tokens`, for which the group has reserved space, as `extend` does; returns the new end state."""
-    for i in range(tokens.size):
-        last = np.int64(extend(store, group, last, np.int64(tokens[i])))
-    return last

@@ -18,8 +18,8 @@ from typing import Any
 from tqdm import tqdm
 
 from sam.bench import prompts
-from sam.bench.prompts import WARM_UP, Group
-from sam.bench.settings import STOCK_V1, Settings, engine_arguments, is_stock
+from sam.bench.prompts import WARM_UP, Batches, Place
+from sam.bench.settings import STOCK, Settings, engine_arguments
 from sam.config import HUGE_PAGES
 
 ENGINE = (sys.executable, "-m", "sam.vllm.bench.engine")
@@ -38,9 +38,9 @@ class EngineError(RuntimeError):
     """An engine refused or ended; one line with its log."""
 
 
-def prepare(settings: Settings) -> tuple[list[Group], list[str]]:
-    """Complete the settings and make the folder; returns groups and what to know of them: all that can be wrong without
-    an engine.
+def prepare(settings: Settings) -> tuple[dict[Place, Batches], list[str]]:
+    """Complete the settings and make the folder; returns requests, as sam.bench.prompts.batches_of, and what to know of
+    them: all that can be wrong without an engine.
 
     Raises:
         ValueError: one line.
@@ -49,7 +49,7 @@ def prepare(settings: Settings) -> tuple[list[Group], list[str]]:
     given = engine_arguments(settings.engine)
     folder = Path(given.get("tokenizer") or settings.model)
     tokenizer = folder if any(folder.glob("*token*")) else None
-    groups, notes = prompts.read_input(settings, tokenizer)
+    batches, notes = prompts.read_input(settings, tokenizer)
     if (result := settings.output / "result.json").exists():
         raise ValueError(f"{result} is there already: name another --output")
     if MEMORY not in os.environ and not given.keys() & MEMORY_ARGUMENTS:
@@ -57,7 +57,7 @@ def prepare(settings: Settings) -> tuple[list[Group], list[str]]:
     if tokenizer is None and "skip_tokenizer_init" not in given:
         settings.engine.append("--skip-tokenizer-init")
     settings.output.mkdir(parents=True, exist_ok=True)
-    return groups, notes
+    return batches, notes
 
 
 def vllm_version() -> str:
@@ -78,16 +78,14 @@ def environment_of(variant: str) -> dict[str, str]:
     vLLM has one list of plugins for all groups, platforms too. Stock gets all that the user has but this project's.
     """
     ours = OURS | (HUGE_PAGES if vllm_version().endswith("+cpu") else {})
-    own = ours if not is_stock(variant) else OURS if variant == STOCK_V1 else {}
-    environment = OFFLINE | own | dict(os.environ)
+    environment = OFFLINE | (ours if variant != STOCK else {}) | dict(os.environ)
     found = [one for package in distributions() for one in package.entry_points if one.group.startswith("vllm.")]
     of_project = {one.name for one in found if one.value.startswith("sam.")}
-    chosen = {*environment["VLLM_PLUGINS"].split(",")} if "VLLM_PLUGINS" in environment else None
-    if is_stock(variant):
-        chosen = ({one.name for one in found} if chosen is None else chosen) - of_project
-    elif chosen is not None:
-        chosen |= of_project
-    return environment if chosen is None else environment | {"VLLM_PLUGINS": ",".join(sorted(chosen))}
+    chosen = {one.name for one in found}
+    if "VLLM_PLUGINS" in environment:
+        chosen = set(environment["VLLM_PLUGINS"].split(","))
+    chosen = chosen - of_project if variant == STOCK else chosen | of_project
+    return environment | {"VLLM_PLUGINS": ",".join(sorted(chosen))}
 
 
 class EngineProcess:
@@ -154,43 +152,34 @@ def turns(variants: list[str], round_: int) -> list[str]:
     return variants[first:] + variants[:first]
 
 
-def measure_rounds(settings: Settings, groups: list[Group], loads: list[list[dict]], faults: list[str]) -> None:
+def measure_rounds(settings: Settings, batches: dict[Place, Batches], loads: list[list[dict]]) -> None:
     """Start all engines and measure; each variant runs each load once before, uncounted.
 
-    One that refuses or dies is left out and the others go on, unless it is the reference.
-
     Args:
-        loads: takes of each load and round, by variant, what sam.vllm.bench.engine.BenchEngine.run returns.
-        faults: takes a line about each variant that is left out.
+        loads: takes of each load the rounds that all variants have run: by variant what
+            sam.vllm.bench.engine.BenchEngine.run returns.
 
     Raises:
-        EngineError: the reference refused or ended.
+        EngineError: an engine refused or ended.
     """
-    variants, places, engines = settings.variants, prompts.planned(settings), {}
+    variants, engines = settings.variants, {}
     sampling = {name: getattr(settings, name) for name in ("temperature", "max_tokens", "ignore_eos")}
-    bar = tqdm(total=len(variants) * (1 + len(places)), unit="run", disable=None)
+    bar = tqdm(total=len(variants) * (1 + len(batches)), unit="run", disable=None)
 
-    def ask(variant: str, command: dict[str, Any]) -> dict[str, Any] | None:
+    def ask(variant: str, command: dict[str, Any]) -> dict[str, Any]:
         bar.update()
-        try:
-            return engines[variant].ask(command) if variant in engines else None
-        except EngineError as error:
-            if variant == settings.reference:
-                raise
-            faults.append(str(error))
-            engines.pop(variant).stop()
-            return None
+        return engines[variant].ask(command)
 
     try:
         for variant in variants:  # one after the other, since vLLM finds its memory by watching what is free
             log = settings.output / f"{variant}.log"
             engines[variant] = EngineProcess(variant, log, environment_of(variant))
             ask(variant, settings.start(variant))
-        for round_, load in places:
-            command = {"batches": prompts.batches_of(settings, (round_, load), groups), "sampling": sampling}
+        for (round_, load), its in batches.items():
+            command = {"batches": its, "sampling": sampling}
             runs = {variant: ask(variant, command) for variant in turns(variants, round_)}
             if round_ != WARM_UP:
-                loads[load].append({variant: run for variant, run in runs.items() if run is not None})
+                loads[load].append(runs)
     finally:
         bar.close()
         for engine in engines.values():

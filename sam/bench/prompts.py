@@ -8,8 +8,6 @@ import itertools
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from sam.bench.settings import Settings
 from sam.reading import ReadError, expect, json_object, json_rows, one_line, token_ids
 from sam.record.responses import read_recording
@@ -19,9 +17,9 @@ QUESTION = (
     "A workshop makes {a} chairs and {b} tables a day. A chair needs {c} screws and a table needs {d}. "
     "How many screws does the workshop need in {e} days? Think step by step.\n"
 )
-SEEDS_OF_A_LOAD = 1 << 20
 WARM_UP = 0  # the round that is not counted, one batch of each load
 Place = tuple[int, int]  # a round, from 1, and a load's number
+Batches = list[list[dict[str, Any]]]  # of requests that start together
 
 
 class Group(NamedTuple):
@@ -115,25 +113,21 @@ def read_groups(
     return [group for _, group in sorted(pieces, key=lambda piece: piece[0])], [left_out] if short else []
 
 
-def read_input(settings: Settings, tokenizer: Path | None) -> tuple[list[Group], list[str]]:
-    """The groups of a measurement, and what to know of them.
+def read_input(settings: Settings, tokenizer: Path | None) -> tuple[dict[Place, Batches], list[str]]:
+    """The requests of a measurement, as `batches_of` gives them, and what to know of them.
 
     Raises:
         ValueError: they cannot be read, are too few, or have a token that the model does not know.
     """
     source = settings.text or settings.prompts
-    needed = sum(len(batch) for batches in planned(settings).values() for batch in batches)
+    loads = ((-(-one // settings.samples), -(-settings.responses // one)) for one in settings.requests)
+    needed = sum(groups * (1 + settings.rounds * batches) for groups, batches in loads)
     if settings.text:
         size = min(settings.samples, max(settings.requests))
         groups, notes = read_groups(settings.text, tokenizer, size, settings.max_tokens)
     else:
         prompts = read_prompts(settings.prompts, tokenizer, None if settings.prompts else needed)
         groups, notes = [Group(prompt) for prompt in prompts], []
-    if len(groups) < needed:
-        lack = f"{source} has {len(groups)} groups, all rounds need {needed}"
-        if not settings.text:
-            raise ValueError(f"{lack}, so that none comes again: give more, or lower --rounds or --requests")
-        notes.append(f"{lack}: they come again in other tokens, which no trained drafter has learnt")
     config = json_object(path := settings.model / "config.json")
     size = {**config, **(config.get("text_config") or {})}.get("vocab_size")  # of models that read pictures too
     expect(size is None or type(size) is int, f"{path}, vocab_size", "a number", size)
@@ -141,56 +135,33 @@ def read_input(settings: Settings, tokenizer: Path | None) -> tuple[list[Group],
     if size is not None and largest >= size:
         knows = f"the model knows 0 to {size - 1}: it is of another tokenizer than the model"
         raise ValueError(f"{source}: token {largest}, {knows}")
-    return groups, notes
+    if len(groups) < needed:
+        lack = f"{source} has {len(groups)} groups, all rounds need {needed}"
+        raise ValueError(f"{lack}, so that none comes again: give more, or lower --rounds or --requests")
+    return batches_of(settings, groups), notes
 
 
-def planned(settings: Settings) -> dict[Place, list[list[tuple[int, int]]]]:
-    """Of each round and load its batches: for each group which one it is, from 0, and its requests.
+def batches_of(settings: Settings, groups: list[Group]) -> dict[Place, Batches]:
+    """The requests of each round and load, by batch: `prompt_token_ids`, `seed` and `response` (to be forced) of each.
 
     A prompt has `samples` requests, the last one of a batch what is left; a counted round as many batches as give
-    `responses`.
+    `responses`. Every batch has other groups and other seeds, so that no drafter meets a response that it has seen
+    before. All variants get the same.
     """
-    number, places = itertools.count(), {}
+    left, seeds, found = iter(groups), itertools.count(), {}
+
+    def batch_of(requests: int) -> list[dict[str, Any]]:
+        batch: list[dict[str, Any]] = []
+        while len(batch) < requests:
+            size = min(settings.samples, requests - len(batch))
+            prompt, responses = next(left)
+            for response in (responses or [None] * size)[:size]:
+                seed = next(seeds) if settings.seeds else None
+                batch.append({"prompt_token_ids": prompt, "seed": seed, "response": response})
+        return batch
+
     for round_ in range(settings.rounds + 1):
         for load, requests in enumerate(settings.requests):
             batches = 1 if round_ == WARM_UP else -(-settings.responses // requests)
-            sizes = [min(settings.samples, requests - done) for done in range(0, requests, settings.samples)]
-            places[round_, load] = [[(next(number), size) for size in sizes] for _ in range(batches)]
-    return places
-
-
-def batches_of(settings: Settings, place: Place, groups: list[Group]) -> list[list[dict[str, Any]]]:
-    """The requests of a load in a round, by batch: `prompt_token_ids`, `seed` and `response` (to be forced) of each.
-
-    Every batch, round and load has other groups and other seeds, so that no drafter meets a response that it has seen
-    before; a recording's groups that come again do so `in_other_tokens`. All variants get the same.
-    """
-    round_, load = place
-    seeds = itertools.count((round_ * len(settings.requests) + load) * SEEDS_OF_A_LOAD)
-    batches: list[list[dict[str, Any]]] = []
-    for batch in planned(settings)[place]:
-        batches.append([])
-        for number, size in batch:
-            prompt, responses = in_other_tokens(groups, number, size)
-            for response in (responses or [None] * size)[:size]:
-                seed = next(seeds) if settings.seeds else None
-                batches[-1].append({"prompt_token_ids": prompt, "seed": seed, "response": response})
-    return batches
-
-
-def in_other_tokens(groups: list[Group], place: int, size: int) -> Group:
-    """The group that is `place`-th to come. When all have come they come again, in other tokens: with each token of the
-    recording put in another one's place, all over it, text repeats itself as it did and is new to every drafter.
-
-    Args:
-        size: requests of the group; responses that have not been taken yet come first.
-    """
-    times, number = divmod(place, len(groups))
-    group = groups[number]
-    if not times or group.responses is None:
-        return group
-    known = np.unique(np.concatenate([text for one in groups for text in (one.prompt, *one.responses)]))
-    other = np.random.default_rng(times).permutation(known)
-    prompt, *responses = (other[np.searchsorted(known, text)].tolist() for text in (group.prompt, *group.responses))
-    first = times * size % len(responses)
-    return Group(prompt, responses[first:] + responses[:first])
+            found[round_, load] = [batch_of(requests) for _ in range(batches)]
+    return found

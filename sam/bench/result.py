@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from sam.bench.engines import measure_rounds, prepare, vllm_version
-from sam.bench.settings import STOCK, Settings, is_stock
+from sam.bench.engines import EngineError, measure_rounds, prepare, vllm_version
+from sam.bench.settings import STOCK, Settings
 from sam.command import INTERRUPTED, laid_out
 from sam.record import replacing
 
@@ -21,24 +21,26 @@ STOCK_SAMPLES = "stock samples other tokens of the same distribution; on a CPU s
 
 
 def measure(settings: Settings) -> tuple[dict[str, Any], int]:
-    """Measure; write result.json, of Ctrl-C what there is, and return its content and the exit code.
+    """Measure; write result.json, of Ctrl-C or an engine that fails what there is, and return its content and the exit
+    code.
 
     Raises:
-        ValueError: bad input. EngineError: the engine with which the others are compared refused or ended.
+        ValueError: bad input.
     """
-    groups, notes = prepare(settings)
+    batches, notes = prepare(settings)
     loads: list[list[dict[str, dict]]] = [[] for _ in settings.requests]
-    faults: list[str] = []
     try:
-        measure_rounds(settings, groups, loads, faults)
-        code = 2 if faults else 0
+        measure_rounds(settings, batches, loads)
+        code = 0
     except KeyboardInterrupt:
         code = INTERRUPTED
-    for fault in faults:
-        print(f"error: {fault}", file=sys.stderr)
-    result = result_of(loads, settings, [*notes, *(f"left out: {fault}" for fault in faults)])
-    with replacing(settings.output / "result.json") as partial:
-        partial.write_text(json.dumps(result, indent=1) + "\n")
+    except EngineError as error:
+        print(f"error: {error}", file=sys.stderr)
+        code = 2
+    result = result_of(loads, settings, notes)
+    if any(loads):
+        with replacing(settings.output / "result.json") as partial:
+            partial.write_text(json.dumps(result, indent=1) + "\n")
     return result, code
 
 
@@ -78,11 +80,9 @@ def result_of(loads: list[list[dict[str, dict]]], settings: Settings, notes: lis
         loads: of each load and round by variant what sam.vllm.bench.engine.BenchEngine.run returns.
         notes: what to know of the input.
     """
-    rows = []
-    for requests, rounds in zip(settings.requests, loads, strict=True):
-        for variant in settings.variants:
-            if its_rounds := [runs for runs in rounds if variant in runs]:
-                rows.append(row_of(requests, variant, its_rounds, settings))
+    measured = [pair for pair in zip(settings.requests, loads, strict=True) if pair[1]]
+    variants = settings.variants
+    rows = [row_of(requests, one, rounds, settings) for requests, rounds in measured for one in variants]
     verdicts = {row["requests"]: row for row in rows if row["variant"] == "sam"}
     return {
         "date": str(date.today()),
@@ -112,7 +112,7 @@ def row_of(requests: int, variant: str, rounds: list[dict[str, dict]], settings:
         return None if None in values else sum(values)
 
     verified, verify_steps, identical = whole("verified_tokens"), whole("verify_steps"), None
-    if all("off" in one for one in rounds) and (settings.seeds or settings.temperature == 0):
+    if "off" in settings.variants and (settings.seeds or settings.temperature == 0):
         pairs = [zip(one[variant]["responses"], one["off"]["responses"], strict=True) for one in rounds]
         identical = sum(mine == theirs for pair in pairs for mine, theirs in pair)
     seconds = [run["seconds"] for run in runs]
@@ -165,7 +165,7 @@ def warnings_of(rows: list[dict[str, Any]], settings: Settings) -> list[str]:
         place = f"{row['variant']} {at(row['requests'])}"
         if row["draft_errors"]:
             found.append(f"{place}: drafting failed {row['draft_errors']} times: see {row['variant']}.log")
-        if not is_stock(row["variant"]) and row["identical"] is not None and row["identical"] < row["responses"]:
+        if row["variant"] != STOCK and row["identical"] is not None and row["identical"] < row["responses"]:
             found.append(f"{place}: {row['responses'] - row['identical']} responses differ from those of off")
         if abs(row["tokens_ratio"] - 1) > SAME_WORK:
             than = f"{row['tokens_ratio']:.2f} times the tokens of {settings.reference}, so that seconds are not"

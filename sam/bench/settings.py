@@ -5,17 +5,15 @@ With Python's standard library alone: scripts/bench_cuda.sh asks before anything
 
 import argparse
 import itertools
-import re
 from pathlib import Path
 from typing import Any
 
-from sam.command import Parser
+from sam.command import Parser, number
 from sam.config import WITH_DRAFT_MODEL, SpeculationConfig
 
 STOCK = "stock"
-STOCK_V1 = "stock-v1"  # with vLLM's first model runner, which all that this project installs needs
-VARIANTS = (STOCK, STOCK_V1, "off", "sam", "ngram", "suffix", *WITH_DRAFT_MODEL)
-FIXED = re.compile(r"sam-k([1-9]|1[0-5])")  # drafts of up to so many tokens in every step
+VARIANTS = (STOCK, "off", "sam", "ngram", "suffix", *WITH_DRAFT_MODEL)
+FIXED = {f"sam-k{tokens}": tokens for tokens in range(1, 16)}  # drafts of up to so many tokens in every step
 # Set by the variants, so that nobody else may.
 RESERVED = ("model", "speculative_config", "spec_method", "spec_model", "spec_tokens", "additional_config",
             "worker_extension_cls")  # fmt: skip
@@ -32,11 +30,8 @@ class Settings(argparse.Namespace):
 
     def validate(self) -> None:
         """Raise ValueError, one line, for a value that cannot be measured with."""
-        for name in ("samples", "responses", "rounds", "max_tokens"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"--{name.replace('_', '-')} {value}: expected 1 or more")
-        if min(self.requests) < 1 or len(set(self.requests)) < len(self.requests):
-            raise ValueError(f"--requests {_words(self.requests)}: expected different numbers from 1")
+        if len(set(self.requests)) < len(self.requests):
+            raise ValueError(f"--requests {_words(self.requests)}: expected different numbers")
         if not self.temperature >= 0:
             raise ValueError(f"--temperature {self.temperature}: expected 0 or more")
         if self.text and self.prompts:
@@ -44,9 +39,6 @@ class Settings(argparse.Namespace):
         for folder in filter(None, (self.model, self.draft_model)):
             if not (folder / "config.json").is_file():
                 raise ValueError(f"{folder}: no config.json there; expected the folder of a model")
-        for variant in self.variants:
-            if variant not in VARIANTS and not FIXED.fullmatch(variant):
-                raise ValueError(f"--variants {variant}: expected some of {', '.join(VARIANTS)}, sam-k1 to sam-k15")
         if len(set(self.variants)) < len(self.variants) or not {STOCK, "off"} & set(self.variants):
             expected = "different ones, stock or off among them, to compare with"
             raise ValueError(f"--variants {_words(self.variants)}: expected {expected}")
@@ -71,9 +63,9 @@ class Settings(argparse.Namespace):
 
     def start(self, variant: str) -> dict[str, Any]:
         """What sam.vllm.bench.engine.BenchEngine is told to start a variant's engine."""
-        speculation = None if is_stock(variant) else SpeculationConfig.from_dict(self._speculation(variant)).to_dict()
+        speculation = None if variant == STOCK else SpeculationConfig.from_dict(self._speculation(variant)).to_dict()
         started = {"model": str(self.model), "engine": self.engine, "forces_text": self.text is not None}
-        return started | {"is_stock": is_stock(variant), "speculation": speculation}
+        return started | {"speculation": speculation}
 
     def _speculation(self, variant: str) -> dict[str, Any]:
         if variant == "off":
@@ -82,16 +74,11 @@ class Settings(argparse.Namespace):
         if self.text is not None:
             # No uniform of this engine drew a recording's tokens, so that a draw with one would be any draw.
             keys["draft_sample_method"] = "greedy"
-        if fixed := FIXED.fullmatch(variant):
-            return keys | {"method": "sam", "policy": "always", "num_speculative_tokens": int(fixed[1])}
+        if variant in FIXED:
+            return keys | {"method": "sam", "policy": "always", "num_speculative_tokens": FIXED[variant]}
         if variant in WITH_DRAFT_MODEL:
             keys["draft_model"] = str(self.draft_model)
         return keys | ({"policy": "goodput"} if variant in ("sam", *WITH_DRAFT_MODEL) else {})
-
-
-def is_stock(variant: str) -> bool:
-    """Whether a variant is vLLM without this project's plugin."""
-    return variant.partition("-")[0] == STOCK
 
 
 def engine_arguments(words: list[str]) -> dict[str, str]:
@@ -114,21 +101,21 @@ def parser() -> Parser:
     """The command's own options."""
     description = "Does speculation pay for this model, engine and load, compared with stock vLLM?"
     found = Parser(prog="sam bench", description=description, epilog=EPILOG, allow_abbrev=False)
+    positive = number(1)
     found.add_argument("--model", type=Path, required=True, help="folder of the model")
     found.add_argument("--prompts", type=Path, help=".jsonl or .parquet with prompt or prompt_token_ids; or built in")
     found.add_argument("--text", type=Path, help="recording or run directory whose responses all requests emit")
-    found.add_argument(
-        "--requests", type=int, nargs="+", default=[1, 4, 24], help="loads: requests that start together"
-    )
-    found.add_argument("--samples", type=int, default=8, help="requests of one prompt")
-    found.add_argument("--responses", type=int, default=8, help="of a round at least: small loads run several batches")
-    found.add_argument("--max-tokens", type=int, help=f"of a response; {DEFAULT_MAX_TOKENS}, or with --text all of it")
+    requests = "loads: requests that start together"
+    found.add_argument("--requests", type=positive, nargs="+", default=[1, 4, 24], help=requests)
+    found.add_argument("--samples", type=positive, default=8, help="requests of one prompt")
+    found.add_argument("--responses", type=positive, default=8, help="of a round at least: in several batches")
+    found.add_argument("--max-tokens", type=positive, help=f"of a response; {DEFAULT_MAX_TOKENS}, with --text all")
     found.add_argument("--temperature", type=float, default=1.0)
-    variants = f"{' '.join(VARIANTS)}; sam-k2: drafts of 2 in every step"
-    found.add_argument("--variants", nargs="+", default=[STOCK, "off", "sam"], help=variants)
+    variants = {"choices": (*VARIANTS, *FIXED), "default": [STOCK, "off", "sam"]}
+    found.add_argument("--variants", nargs="+", **variants, help="sam-k2: drafts of 2 in every step")
     found.add_argument("--draft-tokens", type=int, default=8, help="longest draft of a request, 1 to 15")
     found.add_argument("--draft-model", type=Path, metavar="DIR", help="of draft_model and hybrid, or eagle3's head")
-    found.add_argument("--rounds", type=int, default=3, help="runs of each load and variant that count")
+    found.add_argument("--rounds", type=positive, default=3, help="runs of each load and variant that count")
     found.add_argument("--ignore-eos", action="store_true", help="all responses have --max-tokens tokens")
     seeds = "whether requests carry seeds, so that tokens can be compared; by default unless --text is given"
     found.add_argument("--seeds", action=argparse.BooleanOptionalAction, help=seeds)

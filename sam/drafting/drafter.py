@@ -16,7 +16,6 @@ from sam.drafting.texts import RECENT_TOKENS, Drafts, Sequences, check_token_ids
 from sam.jit import compiled, compiled_for_threads, kernel
 
 PROMPT_SLOT = 0  # belongs to no request: prompts are appended with it
-NEGATIVE_TOKEN, BAD_OFFSETS = -1, -2  # returned by `append_all` for input that it refuses
 GRACE_TOKENS = 1 << 20  # of finished groups, kept for siblings that have not started yet
 SPARE_SHARE = 64  # of all blocks one in so many is kept free of finished groups while requests run
 NOTHING = np.empty(0, np.int32)
@@ -46,13 +45,16 @@ def append_all(store, memory, learned, sequences, slots, tokens, offsets):
     """Append each slot's new tokens, tokens[offsets[i]:offsets[i + 1]]; a slot without a free block loses its group.
 
     Returns:
-        The number of slots that did; with nothing changed, NEGATIVE_TOKEN or BAD_OFFSETS, which do not fit the tokens.
+        The number of slots that did.
+
+    Raises:
+        ValueError: with nothing changed, for what cannot be.
     """
     for token in tokens:
         if token < 0:
-            return NEGATIVE_TOKEN
+            raise ValueError("append: expected token ids from 0 to 2**31 - 1")
     if offsets.size != slots.size + 1 or offsets[0] != 0 or offsets[-1] != tokens.size or np.any(np.diff(offsets) < 0):
-        return BAD_OFFSETS
+        raise ValueError("append: expected offsets of each request and the end, rising from 0 to the number of tokens")
     lost = 0
     for i in range(slots.size):
         text, first, last = sequences.texts[slots[i]], offsets[i], offsets[i + 1]
@@ -212,20 +214,13 @@ class Drafter:
         """Append each request's new tokens: int32 [total], one request after the other, those of request i from
         offsets[i] to offsets[i + 1] (int64 [batch + 1]). ValueError for what is not followed, or does not fit."""
         slots = self.slots_of(request_ids)
-        # The kernel looks for negative tokens itself; anything but int32 goes the long way.
+        # The kernel looks for negative tokens itself.
         tokens = np.asarray(token_ids)
         tokens = tokens if tokens.dtype == np.int32 else check_token_ids(tokens, "append")
         # Beyond what is reserved: a group may take further blocks in the middle of a token.
         spare = len(self.store.blocks) // SPARE_SHARE
         self._free_blocks(len(slots) + len(tokens) // store.BLOCK_TOKENS + spare)
-        lost = self._append_all(append_all, slots, tokens, np.asarray(offsets, np.int64))
-        if lost == NEGATIVE_TOKEN:
-            check_token_ids(tokens, "append")
-        if lost == BAD_OFFSETS:
-            raise ValueError(
-                f"offsets {np.asarray(offsets)[:8]}: expected {len(slots) + 1}, rising from 0 to {len(tokens)}"
-            )
-        self.counters["overflow_requests"] += lost
+        self.counters["overflow_requests"] += self._append_all(append_all, slots, tokens, np.asarray(offsets, np.int64))
 
     def draft(self, request_ids: Sequence[str], budgets: np.ndarray, min_acceptance: float = 0.0) -> Drafts:
         """Draft for each request from all that has been appended.

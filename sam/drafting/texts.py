@@ -82,8 +82,6 @@ def token_at(sequences, slot, position):
 class Drafts:
     """Drafts of a batch, one request after the other."""
 
-    token_ids: (
-        np.ndarray
-    )  # int32 [total], the draft tokens; those of request i are token_ids[offsets[i]:offsets[i + 1]]
+    token_ids: np.ndarray  # int32 [total]; those of request i are token_ids[offsets[i]:offsets[i + 1]]
     offsets: np.ndarray  # int64 [batch + 1], where each request's draft begins, and the total
     acceptance: np.ndarray  # float32 [total], probability that a token and those before it in the draft are accepted

@@ -26,7 +26,6 @@ MAX_WAITING = 8192  # responses to write, and prompts to read; further ones are 
 FLUSH_RESPONSES, FLUSH_SECONDS = 256, 0.5  # of a transaction: at most, and the pause after one
 RETRY_SECONDS = 30.0  # after a failure
 MAX_TOKENS_A_STEP = 2048  # appended to the drafter in a step, about a millisecond's work
-MAX_WAITING_TOKENS = 1 << 22  # that have been read and wait for the engine: nothing more is read then
 
 COUNTED = "written_responses lost_responses found_prompts appended_tokens errors"
 COUNTERS = tuple(f"history_{name}" for name in COUNTED.split())  # docs/metrics.md
@@ -150,9 +149,6 @@ class HistoryClient:
     def read(self) -> None:
         """Answer what is asked until the client stops."""
         while not self._stopped.is_set():
-            if sum(len(tokens) for _, tokens, _ in list(self._found)) > MAX_WAITING_TOKENS:
-                self._stopped.wait(0.05)
-                continue
             with contextlib.suppress(queue.Empty):
                 self._answer(*self._asked.get(timeout=FLUSH_SECONDS))
                 self._asked.task_done()

@@ -7,7 +7,6 @@ a folder holds a file for each, and whoever reads merges them.
 import hashlib
 import logging
 import math
-import os
 import socket
 import sqlite3
 from collections import defaultdict
@@ -23,10 +22,9 @@ logger = logging.getLogger(__name__)
 
 SUFFIX = ".sqlite"
 BUSY_SECONDS = 30.0  # to wait for another process's transaction
-FORMAT = 3
 SCHEMA = (
-    "CREATE TABLE meta (key TEXT PRIMARY KEY, value)",
-    """CREATE TABLE responses (
+    "CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value)",
+    """CREATE TABLE IF NOT EXISTS responses (
     id INTEGER PRIMARY KEY,
     prompt BLOB NOT NULL,      -- sam.drafting.texts.digest
     digest BLOB NOT NULL,      -- of the response: a repeated step adds nothing
@@ -35,8 +33,7 @@ SCHEMA = (
     tokens BLOB NOT NULL,      -- int32
     UNIQUE (prompt, digest)
 )""",
-    "CREATE INDEX by_version ON responses (version, id, num_tokens)",
-    f"PRAGMA user_version = {FORMAT}",
+    "CREATE INDEX IF NOT EXISTS by_version ON responses (version, id, num_tokens)",
 )
 ADD = (
     "INSERT INTO responses (prompt, digest, version, num_tokens, tokens) VALUES (?, ?, ?, ?, ?) "
@@ -50,15 +47,8 @@ DROP_OLDEST = (
     "DELETE FROM responses WHERE id IN (SELECT id FROM (SELECT id, sum(num_tokens) OVER "
     "(ORDER BY version DESC, id DESC) AS held FROM responses) WHERE held > ?)"
 )
-LENGTHS = (
-    "SELECT hex(prompt), version, num_tokens FROM responses WHERE version >= ? AND num_tokens > 0 "
-    "AND typeof(version) = 'integer' AND typeof(num_tokens) = 'integer'"
-)
+LENGTHS = "SELECT hex(prompt), version, num_tokens FROM responses WHERE version >= ? AND num_tokens > 0"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt")
-
-
-class HistoryError(ValueError):
-    """A history cannot be used; one line says why."""
 
 
 def own_file(folder: Path) -> Path:
@@ -73,11 +63,11 @@ def fingerprint(model: str) -> str:
     return found if Path(model).is_dir() else model
 
 
-def open_file(file: Path, tokenizer: str | None, to_write: bool = False) -> sqlite3.Connection | None:
-    """Open a file, to write a new one if need be; None: to read, and another process is making it.
+def open_file(file: Path, tokenizer: str | None, to_write: bool = False) -> sqlite3.Connection:
+    """Open a file, to write a new one if need be.
 
     Raises:
-        HistoryError: it cannot be opened, is damaged, or is of another than `tokenizer` (None: of any).
+        ValueError: it cannot be opened, is damaged, or is of another than `tokenizer` (None: of any).
     """
     # What another machine may be writing is read as far as it goes.
     mode = "rwc" if to_write else "rw" if file.name == own_file(file.parent).name else "ro&immutable=1"
@@ -88,58 +78,32 @@ def open_file(file: Path, tokenizer: str | None, to_write: bool = False) -> sqli
         uri = f"{file.absolute().as_uri()}?mode={mode}"
         connection = sqlite3.connect(uri, timeout=BUSY_SECONDS, isolation_level=None, uri=True)
         with connection:
-            connection.execute("BEGIN IMMEDIATE" if to_write else "BEGIN")
-            is_empty = connection.execute("PRAGMA user_version").fetchone() == (0,)
-            if is_empty and to_write:
+            if to_write:
+                connection.execute("BEGIN IMMEDIATE")
                 for statement in SCHEMA:
                     connection.execute(statement)
-                connection.execute("INSERT INTO meta VALUES ('tokenizer', ?)", (tokenizer,))
-            if to_write or not is_empty:
-                _check(connection, file, tokenizer)
-        return connection if to_write or not is_empty else connection.close()
-    except (HistoryError, sqlite3.Error, OSError) as error:
+                connection.execute("INSERT OR IGNORE INTO meta VALUES ('tokenizer', ?)", (tokenizer,))
+            (there,) = connection.execute("SELECT max(value) FROM meta WHERE key = 'tokenizer'").fetchone()
+    except (sqlite3.Error, OSError) as error:
         if connection is not None:
             connection.close()
-        raise error if isinstance(error, HistoryError) else unusable(file, error) from error
-
-
-def _check(connection: sqlite3.Connection, file: Path, tokenizer: str | None) -> None:
-    """Raise HistoryError unless the file has this format, and was written with this tokenizer."""
-    (found,) = connection.execute("PRAGMA user_version").fetchone()
-    if found != FORMAT:
-        raise HistoryError(f"{file}: a history of format {found}, expected {FORMAT}: remove it, or name a new folder")
-    (there,) = connection.execute("SELECT max(value) FROM meta WHERE key = 'tokenizer'").fetchone()
+        remedy = "name a folder that can be written, or remove the file if it is damaged"
+        raise ValueError(f"{file}: {error}: {remedy}") from error
     if tokenizer not in (None, there):
-        raise HistoryError(
-            f"{file}: a history of tokenizer {there}, this run has {tokenizer}: "
-            "choose another speculation.history_path, or remove it"
-        )
-
-
-def unusable(file: Path, error: Exception) -> HistoryError:
-    """The line for what SQLite or the file system says."""
-    return HistoryError(f"{file}: {error}: name a folder that can be written, or remove the file if it is damaged")
-
-
-def check_folder(folder: Path, tokenizer: str | None) -> None:
-    """Raise HistoryError unless a run of this tokenizer could write to `folder`; makes nothing."""
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK):
-        raise unusable(folder, OSError(f"{existing} is no folder that can be written"))
-    errors: list[HistoryError] = []
-    read_files(folder, tokenizer, lambda connection: None, errors.append)
-    for error in errors[:1]:
-        raise error
+        connection.close()
+        wanted = f"this run has {tokenizer}: choose another speculation.history_path, or remove it"
+        raise ValueError(f"{file}: a history of tokenizer {there}, {wanted}")
+    return connection
 
 
 def read_files(folder: Path, tokenizer: str | None, read: Callable, failed: Callable) -> None:
     """Call `read` with a connection to each file of a history; `failed` is told why one cannot be read."""
     for file in sorted(folder.glob(f"*{SUFFIX}")):
         try:
-            if (connection := open_file(file, tokenizer)) is not None:
-                with closing(connection):
+            if file.stat().st_size:  # or another process is making it
+                with closing(open_file(file, tokenizer)) as connection:
                     read(connection)
-        except (HistoryError, sqlite3.Error) as error:
+        except (ValueError, sqlite3.Error) as error:
             failed(error)
 
 

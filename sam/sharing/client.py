@@ -1,7 +1,7 @@
 """The thread that exchanges text with the log, and hands over what arrives; the engine's own thread does neither.
 
-What fails here costs drafts of siblings elsewhere and nothing else: it is counted, warned of once, and tried again with
-growing pauses. No time travels.
+What fails here costs drafts of siblings elsewhere and nothing else: it is counted, warned of once, and tried again. No
+time travels.
 """
 
 import itertools
@@ -26,18 +26,11 @@ logger = logging.getLogger(__name__)
 INTERVAL_SECONDS = 0.1  # between exchanges
 MAX_EVENTS = 16384  # of the engine that wait for the thread; further tokens are lost
 MAX_ENDED_TOKENS = 1 << 22  # of ended responses that the log lacks
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds after a failure
+RETRY_SECONDS = 5.0  # after a failure
 TURN_SECONDS = 1e-3  # behind each part, in which the engine's thread has its turn: a lock is not fair
-REST_SECONDS = 1.0  # after its last step an engine rests, and nothing is asked for
 
-# What is counted, as the metrics have it.
-COUNTERS = (
-    "sharing_sent_tokens",
-    "sharing_received_tokens",
-    "sharing_lost_tokens",
-    "sharing_errors",
-    "sharing_engine_ms",
-)
+COUNTED = "sent_tokens received_tokens lost_tokens errors engine_ms"
+COUNTERS = tuple(f"sharing_{name}" for name in COUNTED.split())  # docs/metrics.md
 
 
 @dataclass
@@ -82,7 +75,7 @@ class Client:
         self._ended: deque[Text] = deque()  # those that the log lacks tokens of
         self._groups: dict[bytes, Group] = {}
         self._log: int | None = None  # its identity
-        self._stepped, self._retry_at, self._pause = -math.inf, -math.inf, 0.0  # seconds
+        self._retry_at = -math.inf  # seconds
 
     def start(self) -> None:
         """Begin to exchange, in a thread that ends with the process."""
@@ -116,15 +109,11 @@ class Client:
                 answer = self._ask(question)
                 self._confirm(answer, ends)
                 self._hand_over(answer[log.IDENTITY.size :])
-            self._pause = 0.0
         except Exception:
-            self._pause = min(LONGEST_PAUSE, 2 * self._pause or FIRST_PAUSE)
-            self._retry_at = self._clock() + self._pause
+            self._retry_at = self._clock() + RETRY_SECONDS
             self._count_error("sharing between replicas: no exchange with the log")
 
     def _take_events(self) -> None:
-        if self._events:
-            self._stepped = self._clock()
         for _ in range(len(self._events)):
             event, *arguments = self._events.popleft()
             getattr(self, f"_{event}")(*arguments)
@@ -159,8 +148,7 @@ class Client:
 
     def _question(self) -> tuple[bytes, list[tuple[Text, int]]]:
         """What there is to send and to ask, and how far each text is then sent."""
-        rests = self._clock() - self._stepped > REST_SECONDS  # between rollouts there is nothing to draft for
-        cursors = {key: group.cursor for key, group in self._groups.items() if group.running and not rests}
+        cursors = {key: group.cursor for key, group in self._groups.items() if group.running}
         records: dict[bytes, list[bytes]] = {key: [] for key in cursors}
         ends, left = [], log.MAX_INTEGERS
         for text in (*self._ended, *self._texts.values()):

@@ -10,19 +10,21 @@ import heapq
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from sam.config import SpeculationConfig
 from sam.drafting.drafter import Drafter
-from sam.simulate.workload import SHIPPED, Acceptance, DrawnDrafts, RealDrafts, Round
+from sam.reading import json_object
+from sam.simulate.workload import SHIPPED, Acceptance, DrawnDrafts, RealDrafts, Round, log_normal
 from sam.switch.policies import make_policy
 from sam.switch.policy import Plan, Policy, StepState
 from sam.switch.step_cost import StepCost
 
 SCOPES = "request", "group", "shared"
 SIGMA, CORRELATION, CAP, SAMPLES = 0.6, 0.35, 34816, 16
+SETUPS = sorted(path.stem for path in SHIPPED.glob("qwen*.json"))
 # A step with drafts, or a series of steps without: when it ended, how many steps, requests of the largest replica,
 # whether any speculated, draft tokens, those accepted, requests that had any, and tokens generated.
 COUNTS = ("drafted", "accepted", "verified", "emitted")
@@ -71,25 +73,22 @@ class Cluster:
     admit_ms: float = 0.0
 
 
-# Published set-ups: machines, prompts of a round, draft tokens, threshold.
-SETUPS = {
-    "qwen3_32b": (Cluster(replicas=4, max_num_seqs=128), 96, 3, 8),  # 32 dies, TP8
-    "qwen3_32b_128die": (Cluster(replicas=16, max_num_seqs=256), 1536, 4, 4),  # TP8
-    # 128 dies, TP4 EP128: 32 data-parallel ranks, synchronous.
-    "qwen3_235b": (Cluster(replicas=32, max_num_seqs=64, dp_synchronous=True), 128, 3, 8),
-}
+class Setup(NamedTuple):
+    """A published set-up: its machines, a round of its requests, step costs, draft tokens and threshold."""
+
+    cluster: Cluster
+    work: Round
+    cost: StepCost
+    k: int
+    threshold: int
 
 
-def load_step_cost(name: str) -> StepCost:
-    """Load a table from a file, or by the name of one that this package ships.
-
-    Raises:
-        ValueError: no such file or name, or not a table.
-    """
-    path, shipped = Path(name), {one.stem: one for one in sorted(SHIPPED.glob("qwen*.json"))}
-    if path.suffix != ".json" and not path.exists() and name not in shipped:
-        raise ValueError(f"step cost {name!r}: neither a file nor one of {', '.join(shipped)}")
-    return StepCost.load(shipped.get(name, path))
+def load_setup(name: str, prompts: int | None = None) -> Setup:
+    """One of SETUPS, with as many prompts in a round; None: as published."""
+    setup = json_object(path := SHIPPED / f"{name}.json")["setup"]
+    shape = prompts or setup["prompts"], SAMPLES
+    work = log_normal(setup["median_response_tokens"], CAP, SIGMA, CORRELATION, shape)
+    return Setup(Cluster(**setup["cluster"]), work, StepCost.load(path), setup["k"], setup["threshold"])
 
 
 class Replica:

@@ -56,29 +56,23 @@ class Round:
 
 
 def log_normal(
-    mean: float, cap: float, sigma: float, correlation: float, shape: tuple[int, int], seed: int = 0
+    median: float, cap: float, sigma: float, correlation: float, shape: tuple[int, int], seed: int = 0
 ) -> Round:
-    """Draw a round of `shape` (prompts, samples) requests that arrive at once, of lengths exp(mu + sigma z).
+    """Draw a round of `shape` (prompts, samples) requests that arrive at once, of lengths median x exp(sigma z), cut
+    at `cap` tokens.
 
     The part of z that the samples of a prompt share is stratified over the prompts, so that rounds differ less than
     with independent prompts; the rest is random.
 
     Args:
-        mean: tokens, of the lengths cut at `cap` tokens; mu follows from it.
         sigma: standard deviation of the logarithm, over all responses.
         correlation: share of its variance that the samples of a prompt have in common.
     """
-    low, high = 0.0, math.log(cap) + 4 * sigma**2  # of mu, by bisection
-    for _ in range(60):
-        mu = (low + high) / 2
-        above = (math.log(cap) - mu) / sigma
-        cut_mean = math.exp(mu + sigma**2 / 2) * NORMAL.cdf(above - sigma) + cap * (1 - NORMAL.cdf(above))
-        low, high = (mu, high) if cut_mean < mean else (low, mu)
     rng, (prompts, samples) = np.random.default_rng(seed), shape
     common = np.array([NORMAL.inv_cdf((i + 0.5) / prompts) for i in range(prompts)])
     rng.shuffle(common)
     z = math.sqrt(correlation) * common[:, None] + math.sqrt(1 - correlation) * rng.standard_normal(shape)
-    lengths = np.clip(np.rint(np.exp(low + sigma * z)), 1, cap).astype(np.int64).ravel()
+    lengths = np.clip(np.rint(median * np.exp(sigma * z)), 1, cap).astype(np.int64).ravel()
     count = len(lengths)
     return Round(lengths, np.repeat(range(prompts), samples), np.full(count, PROMPT_TOKENS), np.zeros(count))
 
@@ -167,10 +161,8 @@ class DrawnDrafts:
         levels = np.searchsorted(self._edges, 1.0 + others, side="right")
         ranges = np.searchsorted(EDGES, generated, side="right") - 1
         number = _random(requests, generated, self._seed) % np.uint64(self._table.accepted.shape[-1])
-        return self._drawn((levels, ranges, number.astype(np.int64)), budgets, min_acceptance)
-
-    def _drawn(self, records: tuple[np.ndarray, ...], budgets, min_acceptance) -> tuple[np.ndarray, np.ndarray]:
-        self._records, acceptance = records, self._table.acceptance[records]
+        self._records = records = levels, ranges, number.astype(np.int64)
+        acceptance = self._table.acceptance[records]
         longest = np.minimum(budgets, self._table.drafted[records])
         # Probabilities fall within a draft.
         kept = (np.arange(acceptance.shape[1]) < longest[:, None]) & (acceptance >= min_acceptance)

@@ -49,7 +49,7 @@ def choose_lengths(acceptance, offsets, requests, cost, min_gain):
         min_gain: gain in goodput, as a share, below which nothing is verified.
 
     Returns:
-        int64 [drafts], tokens of each; the gain in goodput, as a share; and the draft tokens expected to be accepted.
+        int64 [drafts], tokens of each; and the draft tokens expected to be accepted.
     """
     order = np.argsort(-acceptance, kind="mergesort")  # stable: of equal tokens of a draft the first comes first
     plain, expected = requests / cost[0], 0.0
@@ -65,7 +65,7 @@ def choose_lengths(acceptance, offsets, requests, cost, min_gain):
     if lengths.size:
         for at in order[:best_drafted]:
             lengths[np.searchsorted(offsets, at, side="right") - 1] += 1
-    return lengths, best / plain - 1.0, best_expected
+    return lengths, best_expected
 
 
 @compiled
@@ -206,7 +206,7 @@ class Goodput(Policy):
         """Choose the draft tokens with the highest goodput; if that is without any, pause, or explore."""
         drafts, cost = (acceptance, offsets, state.running), self.step_ms(state)
         min_gain = MIN_GAIN_ON if self._is_on else MIN_GAIN_OFF
-        lengths, _, self._expected = choose_lengths(*drafts, cost, min_gain)
+        lengths, self._expected = choose_lengths(*drafts, cost, min_gain)
         self._is_on = self._expected > 0
         if self._is_on:
             self._plain_steps, self._drafted_steps = 0, self._drafted_steps + 1
@@ -217,7 +217,7 @@ class Goodput(Policy):
         self._drafted_steps = 0
         most = int(np.searchsorted(cost, (1.0 + MAX_LOSS) * cost[0], side="right"))
         cheap = cost[0] + COST_SHARE * (cost[:most] - cost[0])
-        explored, _, expected = choose_lengths(*drafts, cheap, min_gain)
+        explored, expected = choose_lengths(*drafts, cheap, min_gain)
         if explored.any() and cost[explored.sum()] <= (1.0 + self._affordable) * cost[0]:
             self.count("exploring_steps")
             self._is_exploring, self._plain_steps, self._expected = True, 0, expected

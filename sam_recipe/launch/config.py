@@ -1,6 +1,5 @@
 """Composes a config of configs/ on top of verl's own, without importing verl."""
 
-import difflib
 import importlib.util
 import re
 from dataclasses import replace
@@ -15,8 +14,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from sam.config import SpeculationConfig
 from sam.switch.step_cost import StepCost
-from sam_recipe.arguments import CONFIGS, FREE_SECTIONS, check_values, connect_users_code, folder_of
+from sam_recipe.arguments import CONFIGS, FREE_SECTIONS, check_values, connect_users_code, did_you_mean, folder_of
 from sam_recipe.launch import routing, sharing
+from sam_recipe.record import differences
 
 UNKNOWN = re.compile("Could not override '(.+?)'")  # Hydra of a key that a config has not, and then advises a `+`
 
@@ -47,7 +47,8 @@ def compose_config(config_name: str, overrides: list[str]) -> DictConfig:
             except HydraException as error:
                 if not (found := UNKNOWN.match(str(error))) or found[1].startswith(FREE_SECTIONS[:-1]):
                     raise
-                meant = _meant(found[1], compose(name, [search])) or "check its spelling"
+                content = OmegaConf.to_container(compose(name, [search]))
+                meant = did_you_mean(found[1], [*content, *differences({}, content)]) or "check its spelling"
                 raise ConfigError(f"{found[1]} does not exist in this config: {meant} [config.override]") from error
         config.config_name = name
         check_values(config)
@@ -112,17 +113,6 @@ def verl_configs() -> str:
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError("verl is not installed: install requirements/*.txt [package.version]")
     return f"file://{Path(spec.submodule_search_locations[0]) / 'trainer' / 'config'}"
-
-
-def _meant(key: str, config: DictConfig) -> str | None:
-    """What is asked of a key that a config has not: the key of it that is like that one."""
-    known, meant = OmegaConf.to_container(config), []  # references are not followed
-    for part in key.split("."):
-        if not isinstance(known, dict) or not (close := difflib.get_close_matches(part, map(str, known), 1)):
-            return None
-        meant += close
-        known = known[close[0]]
-    return f"did you mean {'.'.join(meant)}?"
 
 
 def _one_line(error: Exception, overrides: list[str]) -> str:

@@ -45,7 +45,6 @@ CPU = HUGE_PAGES | {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "TQ_NUM_THREADS": "1",  # of TransferQueue's tensor copies
     "RAY_COLOR_PREFIX": "0",  # in a log file
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 # Of what verl gives every Ray process, all that a CPU needs: importing it (verl.trainer.constants_ppo) imports all of
 # verl, which the driver of a CPU's run can do without.

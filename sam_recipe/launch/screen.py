@@ -21,7 +21,7 @@ from sam_recipe.launch.config import ConfigError
 from sam_recipe.record import CONFIG_FILE, METRICS_FILE, STATE_FILE, read_json, read_metrics
 
 LOG_FILE, ERROR_FILE = "train.log", "error.txt"  # the latter, in the private folder: the exception that ends a run
-LONGEST_REASON = 240  # characters
+LONGEST_REASON = 280  # characters
 # Titles set with setproctitle: a run cannot go on without any of these processes.
 ROLES = {
     "VLLM::EngineCore": "the vLLM engine",
@@ -122,12 +122,13 @@ def resumes_after(run_directory: Path) -> int | None:
 
 
 class Ending(NamedTuple):
-    """How a run ended: the command's exit code, why in one line (None after a run that finished), and what to do before
-    it is started again."""
+    """How a run ended: the command's exit code, why in one line (None after a run that finished), what to do before it
+    is started again, and whether the same command would then go on."""
 
     code: int
     reason: str | None = None
     advice: str = ""
+    repeats: bool = True
 
 
 def role_of(title: str) -> str | None:
@@ -166,7 +167,7 @@ def failed(code: int, dead: dict[str, str], text: str, run_directory: Path, orig
         reason = f"{died} was killed or crashed" + (f" on {address[1]}" if address else "")
         return Ending(code, reason, "if nobody killed it, the log says more: often memory")
     if origin and "load_checkpoint" in text:
-        return Ending(code, f"{origin} cannot be loaded ({_exception(text)})", OTHERWISE)
+        return Ending(code, f"{origin} cannot be loaded ({_exception(text)})", OTHERWISE, repeats=False)
     if text:
         return Ending(code, _exception(text), "correct the cause")
     if code > 128:
@@ -175,8 +176,9 @@ def failed(code: int, dead: dict[str, str], text: str, run_directory: Path, orig
 
 
 def _exception(text: str) -> str:
-    """The last line of an exception."""
+    """The last line of an exception; a ConfigError's is one by itself."""
     said = (EXCEPTION_LINE.findall(text) or text.strip().splitlines())[-1].strip()
+    said = said.removeprefix(f"{ConfigError.__module__}.{ConfigError.__name__}: ")
     return said if len(said) <= LONGEST_REASON else said[: LONGEST_REASON - 3] + "..."
 
 
@@ -189,12 +191,12 @@ def last_line(run_directory: Path, ending: Ending) -> str:
         return f"finished after {done} steps; log: {log}; look at it: sam report {run_directory}{upload}"
     saved = resumes_after(run_directory)
     begins = "starts from the beginning (no checkpoint to go on from)"
-    again = begins if saved is None else f"goes on after step {saved}"
-    advice = f"{ending.advice}; then " if ending.advice else ""
+    again = f"the same command {begins if saved is None else f'goes on after step {saved}'}"
     is_starting = read_json(run_directory / STATE_FILE).get("phase", "starting").startswith("starting")
     when = "while starting" if is_starting else f"in step {done + 1}"
     sign = "" if ending.code == 130 else "error: "
-    return f"{sign}{ending.reason}, {when}; log: {log}; {advice}the same command {again}"
+    do = "; then ".join(filter(None, (ending.advice, again * ending.repeats)))
+    return f"{sign}{ending.reason}, {when}; log: {log}; {do}"
 
 
 def write_last_line(run_directory: Path, ending: Ending, screen: TextIO | None = None) -> None:

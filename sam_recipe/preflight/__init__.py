@@ -1,5 +1,5 @@
 """Preflight: what is looked at before devices are taken. A problem is a line: what was found and expected, what to do,
-and a code in brackets."""
+and a code in brackets. What imports verl and vLLM is asked later, in Ray: vllm_command.py."""
 
 from collections.abc import Iterator
 
@@ -8,28 +8,24 @@ from omegaconf import DictConfig, OmegaConf
 from sam_recipe.launch.config import ConfigError
 from sam_recipe.preflight import compatibility, machine, settings, vllm_command
 
-# Of this machine and its device; of the config alone; of files; all without importing what takes long.
+# Of this machine and its device; of the config alone; of files.
 OF_DEVICE = (compatibility.packages_and_variables, machine.memory_and_disk)
-OF_IMAGE = (compatibility.packages_and_variables, vllm_command.what_verl_and_vllm_say)
 OF_CONFIG = (compatibility.values, settings.sizes, machine.memory_of_a_device)
-OF_FILES = (settings.data, settings.model, settings.draft_model, settings.history_of_responses)
+OF_FILES = (settings.data, settings.model, settings.draft_model)
+OF_IMAGE = (compatibility.packages_and_variables, vllm_command.what_verl_and_vllm_say)
 
 
 def check(config: DictConfig, files: bool = True) -> None:
-    """Raise ConfigError with the first problem found, and how many more there are.
-
-    verl and vLLM are asked last: an answer that is not known yet takes 20 s. They are not asked of a drafter that is
-    not there yet. Without `files` those that a run reads may still have to be made.
-    """
-    lines = list(find_problems(config, files))
-    if not lines and not settings.lacks_drafter(config):
-        lines = vllm_command.taken_by_verl_and_vllm(config)
-    if lines:
+    """Raise ConfigError with the first problem found, and how many more there are."""
+    if lines := list(find_problems(config, files)):
         raise ConfigError(lines[0] + f" ({len(lines) - 1} more)" * (len(lines) > 1))
 
 
 def find_problems(config: DictConfig, files: bool = True, device: bool = True) -> Iterator[str]:
-    """What can be said at once, before every run; of keys and their types first, with which the rest calculates."""
+    """What can be said at once, before every run; of keys and their types first, with which the rest calculates.
+
+    Without `files` those that a run reads may still have to be made; without `device` there is none here.
+    """
     wrong, finds = list(settings.keys(config)), (*OF_CONFIG, *OF_FILES * files, *OF_DEVICE * device)
     yield from wrong or (line for find in finds for line in find(config))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from sam.command import Parser
+from sam.command import Parser, run_command
 from sam_recipe import preflight
 from sam_recipe.arguments import add_config_options, with_folder
 from sam_recipe.launch import routing, sharing
@@ -26,22 +26,23 @@ def has_device(device: str) -> bool:
 def describe(config: DictConfig) -> Iterator[str]:
     """Lines about a run that is still to start: warnings, what it consists of, the memory that it takes."""
     yield from (f"warning: {warning}" for warning in compatibility.warnings(config))
-    rollout, trainer, speculation = config.actor_rollout_ref.rollout, config.trainer, config.speculation
+    rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
     replica = rollout.tensor_model_parallel_size * rollout.data_parallel_size
     yield (
         f"{trainer.nnodes} nodes x {trainer.n_gpus_per_node} {trainer.device} devices; rollout: "
         f"{machine.device_count(config) // replica} replicas of {replica}, with up to {rollout.max_num_seqs} requests "
         f"on each data-parallel rank; training: {config.actor_rollout_ref.actor.strategy}"
     )
-    yield f"speculation: {speculation.method}, {speculation.verification} verification"
     yield f"routing: {routing.describe(config)}; sharing: {sharing.describe(config)}"
     yield machine.describe_device_memory(config)
 
 
-def report(config: DictConfig) -> int:
+def of_run(config: DictConfig) -> int:
     """Print all that is found, then about the run; 2: something is wrong."""
     if not (is_here := has_device(config.trainer.device)):
         print(f"no {config.trainer.device} device here: packages, memory, disk and Ray are not looked at")
+    elif config.trainer.nnodes > 1:
+        os.environ.setdefault("RAY_ADDRESS", "auto")  # the cluster that a run would take
     with contextlib.redirect_stdout(sys.stderr):  # verl and vLLM log to stdout
         problems = list(preflight.find_problems(config, device=is_here))
         problems += vllm_command.what_verl_and_vllm_say(config)
@@ -51,7 +52,7 @@ def report(config: DictConfig) -> int:
     return 2 if problems else 0
 
 
-def environment() -> int:
+def of_environment() -> int:
     """Print what this environment has. 2: some of it is refused."""
     device = "cpu" if engine_of_cpu() else next(filter(has_device, DEVICE_FILES), "cpu")
     found = list(compatibility.of_machine(device))
@@ -61,13 +62,12 @@ def environment() -> int:
     return 2 if any(wrong for *_, wrong in found) else 0
 
 
-def weights(folder: Path) -> int:
-    lines = list(settings.weights(folder))
-    if not lines:
-        size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-        print(f"{folder}: complete, {size / 1e9:.1f} GB of weights")
-    print(*(f"error: {line}\n" for line in lines), sep="", end="", file=sys.stderr)
-    return 2 if lines else 0
+def of_weights(folder: Path) -> str:
+    """What to say of weights that are whole; ConfigError: they are not."""
+    for line in settings.weights(folder):
+        raise ConfigError(line)
+    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    return f"{folder}: complete, {size / 1e9:.1f} GB of weights"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -86,16 +86,11 @@ def main(arguments: list[str] | None = None) -> int:
         from sam_recipe.preflight.npu_selftest import selftest
 
         return selftest(options.output, options.device)
+    if options.weights:
+        return run_command(lambda: of_weights(options.weights))
     if not options.config_name:
-        return weights(options.weights) if options.weights else environment()
-    try:
-        config = compose_config(options.config_name, options.overrides)
-    except ConfigError as error:
-        print(f"error: {error}")
-        return 2
-    if config.trainer.nnodes > 1 and has_device(config.trainer.device):
-        os.environ.setdefault("RAY_ADDRESS", "auto")  # the cluster that a run would take
-    return report(config)
+        return of_environment()
+    return run_command(lambda: of_run(compose_config(options.config_name, options.overrides)))
 
 
 if __name__ == "__main__":

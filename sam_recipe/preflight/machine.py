@@ -208,6 +208,23 @@ def ray_cluster(config: DictConfig, of_node: Callable[[dict, dict], list[str]]) 
         ray.shutdown()
 
 
+def ask_nodes(config: DictConfig, nodes: list[dict], of_node: Callable, head: dict) -> dict[str, list[str]]:
+    """The lines about each node, by its address."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    ask, content, asked, found = ray.remote(num_cpus=0, max_retries=0)(of_node), OmegaConf.to_container(config), {}, {}
+    for node in nodes:
+        there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        asked[node["NodeManagerAddress"]] = ask.options(scheduling_strategy=there).remote(content, head)
+    for address, answer in asked.items():
+        try:
+            found[address] = ray.get(answer, timeout=ANSWER_SECONDS)
+        except Exception as error:
+            found[address] = [f"preflight cannot run: {str(error).strip().splitlines()[-1]}: {INSTALL} [ray.node]"]
+    return found
+
+
 def differences(head: dict) -> Iterator[str]:
     """What this node has otherwise than the head, which tells its `versions` and a `file` in run_dir or above it."""
     own, file = versions.known(), Path(head["file"])
@@ -217,23 +234,6 @@ def differences(head: dict) -> Iterator[str]:
     if not file.exists():
         said = f"{file.parent} is another folder than the head's: a rank's part of a checkpoint stays here"
         yield f"{said}: set run_dir to a folder that all nodes share [run_dir.not_shared]"
-
-
-def ask_nodes(config: DictConfig, nodes: list[dict], of_node: Callable, head: dict) -> dict[str, list[str]]:
-    """The lines about each node, by its address."""
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    ask, asked, found = ray.remote(num_cpus=0, max_retries=0)(of_node), {}, {}
-    for node in nodes:
-        there = ask.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False))
-        asked[node["NodeManagerAddress"]] = there.remote(OmegaConf.to_container(config), head)
-    for address, answer in asked.items():
-        try:
-            found[address] = ray.get(answer, timeout=ANSWER_SECONDS)
-        except Exception as error:
-            found[address] = [f"preflight cannot run: {str(error).strip().splitlines()[-1]}: {INSTALL} [ray.node]"]
-    return found
 
 
 def first_line(error: Exception) -> str:

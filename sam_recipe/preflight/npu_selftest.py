@@ -19,13 +19,12 @@ import torch
 
 from sam import verify
 from sam.verify.exact import uniforms
-from sam_recipe.launch import versions
 from sam_recipe.patch import Patches
 from sam_recipe.preflight import compatibility
 from sam_recipe.tiny.model import ModelSettings, build_model
 from sam_recipe.tiny.tokenizer import build_tokenizer
 
-ENGINES = {"off": None, "sam": "NONE", "sam, graph": "FULL"}  # the graphs with which it drafts
+ENGINES = ("off", "sam", "sam, graph")
 TIMES = ("step_ms", "forward_ms", "verify_ms", "draft_ms")
 QWEN_VOCABULARY = 151_936
 REQUESTS, LENGTH, K = 16, 128, 3
@@ -40,9 +39,9 @@ def run_engine(model: str, device: str, name: str) -> None:
     from sam.vllm.step_recorder import StepRecorder
 
     options: dict = {"enforce_eager": True}
-    if (graph := ENGINES[name]) == "FULL":
-        options = {"compilation_config": {"cudagraph_mode": graph} | ({"mode": 0} if device == "cpu" else {})}
-    if graph:
+    if name == "sam, graph":
+        options = {"compilation_config": {"cudagraph_mode": "FULL"} | ({"mode": 0} if device == "cpu" else {})}
+    if name != "off":
         options["speculative_config"] = {"model": "sam.SamProposer", "num_speculative_tokens": K}
     speculation = {"verification": "exact", "batch_size_threshold": 1000}
     llm = LLM(
@@ -71,12 +70,9 @@ def run_engine(model: str, device: str, name: str) -> None:
 
 def engine_in_process(model: Path, device: str, name: str) -> dict:
     """An engine keeps its device memory until its process ends."""
-    finished = subprocess.run(
-        [sys.executable, "-c", CODE, str(model), device, name],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_V2_MODEL_RUNNER": "0"},
-    )
+    variables = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_V2_MODEL_RUNNER": "0"}
+    command = [sys.executable, "-c", CODE, str(model), device, name]
+    finished = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=variables)
     rows = [line.removeprefix("RESULT ") for line in finished.stdout.splitlines() if line.startswith("RESULT ")]
     ended = f"the engine's process ended with code {finished.returncode}; its messages are above"
     return json.loads(rows[0]) if rows else {"error": ended}
@@ -122,8 +118,7 @@ def selftest(output: Path, device: str) -> int:
         engines = {name: engine_in_process(Path(folder), device, name) for name in ENGINES}
     compared = [name for name in engines if name != "off" and "error" not in engines["off"] | engines[name]]
     report = {
-        "versions": {name: versions.installed(name) for name in ("torch", "torch-npu", "vllm", "vllm-ascend")},
-        "cann": compatibility.cann_version(),
+        "versions": {name: found for name, found, _ in compatibility.of_machine("npu")},
         "patches": Patches().status(),
         "parity": {name: compare(engines["off"], engines[name]) for name in compared},
         "exact_verification_ms": verification_ms(device),

@@ -169,25 +169,6 @@ def weights(folder: Path) -> Iterator[str]:
             yield f"{path}: not a whole safetensors file ({error}): remove it, {AGAIN} [model.damaged]"
 
 
-def history_of_responses(config: DictConfig) -> Iterator[str]:
-    """Whether responses can be kept where the config says, and those that are there are this model's."""
-    if (folder := config.speculation.history_path) is None:
-        return
-    from sam.history import database  # only where there is a history
-
-    written_in = database.fingerprint(str(path)) if (path := model_of(config)).is_dir() else None
-    try:
-        database.check_folder(Path(folder), written_in)
-    except database.HistoryError as error:
-        yield f"speculation.history_path: {error} [history.unusable]"
-
-
-def lacks_drafter(config: DictConfig) -> bool:
-    """Whether a trained drafter is asked for that is not there."""
-    has_one = config.speculation.method in WITH_DRAFT_MODEL
-    return has_one and not (Path(config.speculation.draft_model) / "config.json").is_file()
-
-
 def draft_model(config: DictConfig) -> Iterator[str]:
     """Whether speculation's trained drafter is there and of the kind; vLLM says whether it fits the model."""
     speculation = config.speculation
@@ -197,7 +178,7 @@ def draft_model(config: DictConfig) -> Iterator[str]:
     if (size := config.actor_rollout_ref.rollout.tensor_model_parallel_size) > 1:
         said = f"rollout.tensor_model_parallel_size={size}: a trained drafter's passes run on one rank"
         yield f"{said}: set it to 1, or choose speculation=sam [drafter.ranks]"
-    if lacks_drafter(config):
+    if not (folder / "config.json").is_file():
         made = f"make it with sam distil --assets {config.get('assets')}"
         is_made = "assets" in config and speculation.method != "eagle3"
         remedy = made if is_made else "point the key at one that was trained for this model"

@@ -1,19 +1,13 @@
-"""Asks verl and vLLM themselves, before anything is started, whether they take a config, and says it in their words.
+"""Asks verl and vLLM themselves whether they take a config, and says it in their words.
 
 verl validates the config, and its `launch_server` writes vLLM's command line; vLLM's parser reads it and, where the
-device and the model are there, builds the engine's config. For a run a process of its own asks: the imports take 15 s
-of a core, and the process that starts a run must stay light. What was taken once is not asked again.
+device and the model are there, builds the engine's config. A run asks in Ray, in the process that imports both anyway,
+before a worker takes a device; `sam doctor` asks in its own.
 """
 
 import asyncio
 import contextlib
-import hashlib
-import json
-import logging
-import os
 import re
-import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,58 +15,22 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from sam.config import CACHE
-from sam_recipe.launch import environment, versions
+from sam_recipe.launch.config import ConfigError
 from sam_recipe.preflight.settings import model_of
 
-logger = logging.getLogger(__name__)
-
-REPOSITORY = Path(__file__).resolve().parents[2]  # or the folder that packages are installed in
-ACCEPTED = CACHE / "vllm_arguments"  # an empty file for all that verl and vLLM take together
-LIMIT_SECONDS = 400.0  # of a machine whose cores others use too; 20 are enough on a free one
-LONGEST_REASON = 300  # characters; some of vLLM's errors list every attention backend
-ASK = "from sam_recipe.preflight import vllm_command; vllm_command.main()"
+LONGEST_REASON = 200  # characters; some of vLLM's errors list every attention backend
 
 
-def taken_by_verl_and_vllm(config: DictConfig) -> list[str]:
-    """What they say, in about 20 s; nothing, at once, where the same was found good before, or none can be asked."""
-    asked = re.sub(r"seed: \d+", "", OmegaConf.to_yaml(config)).replace(config.run_dir, "")
-    packages = [versions.installed(name) for name in ("verl", "vllm", "vllm-ascend", "transformers")]
-    variables = sorted((name, value) for name, value in os.environ.items() if name.startswith("VLLM_"))
-    files = [file.read_bytes() for file in (model_of(config) / "config.json", Path(__file__)) if file.is_file()]
-    good = ACCEPTED / hashlib.sha256(repr((asked, packages, variables, files)).encode()).hexdigest()[:32]
-    if good.is_file():
-        return []
-    said = _ask(config)
-    if said == []:
-        with contextlib.suppress(OSError):
-            good.parent.mkdir(parents=True, exist_ok=True)
-            good.touch()
-    return said or []
-
-
-def _ask(config: DictConfig) -> list[str] | None:
-    """The lines that a process of its own finds; None: it cannot be asked."""
-    defaults = environment.OFFLINE | environment.FIRST_MODEL_RUNNER | {"VLLM_LOGGING_LEVEL": "ERROR"}
-    if config.trainer.device == "cpu":
-        defaults |= environment.CPU
-    # It must find this package, and what users bring, as this process does.
-    own = {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in [str(REPOSITORY), *sys.path])}
-    try:
-        run = subprocess.run(
-            [sys.executable, "-c", ASK], env=defaults | os.environ | own, input=OmegaConf.to_yaml(config),
-            capture_output=True, text=True, timeout=LIMIT_SECONDS,
-        )  # fmt: skip
-        return json.loads(run.stdout.splitlines()[-1])
-    except (subprocess.TimeoutExpired, OSError, IndexError, ValueError) as error:
-        logger.warning("verl and vLLM could not be asked beforehand whether they take this config: %r", error)
-        return None
+def check(config: DictConfig) -> None:
+    """Raise ConfigError with what verl or vLLM says against a config."""
+    for line in what_verl_and_vllm_say(config):
+        raise ConfigError(line)
 
 
 def what_verl_and_vllm_say(config: DictConfig) -> Iterator[str]:
-    """The same within this process, which imports verl and vLLM."""
+    """One line, of the first thing that they refuse; both are imported, which takes 15 s."""
     from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils import hf_tokenizer
@@ -146,13 +104,15 @@ def engine_arguments(config: DictConfig, arguments: dict[str, Any] | None = None
         def error(self, message):
             raise ValueError(message)
 
-    folder = model if (model := model_of(config)).is_dir() else REPOSITORY  # vLLM would look for a hub's of that name
+    # Without the folder vLLM would look for a hub's model of that name.
+    folder = model_of(config) if model_of(config).is_dir() else Path(__file__).parent
     line = ["--model", str(folder), *build_cli_args_from_config(arguments or server_arguments(config))]
     return AsyncEngineArgs.from_cli_args(make_arg_parser(Parser()).parse_args(line))
 
 
 def _build(engine: Any, config: DictConfig) -> None:
     """Raise what vLLM, or this project's plugin in it, refuses when an engine starts."""
+    from vllm.model_executor.models import registry
     from vllm.platforms import current_platform
     from vllm.usage.usage_lib import UsageContext
 
@@ -160,15 +120,7 @@ def _build(engine: Any, config: DictConfig) -> None:
 
     plugin.check_lossless(engine)
     if current_platform.device_type == config.trainer.device and (model_of(config) / "config.json").is_file():
-        made = engine.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+        # It would look at the model's class in a process that imports vLLM once more.
+        with mock.patch.object(registry, "_run_in_subprocess", lambda function: function()):
+            made = engine.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
         plugin.check_recurrent_state(made.model_config, getattr(made.speculative_config, "method", None))
-
-
-def main() -> None:
-    """A config as YAML on stdin; on stdout the problems found, one line of JSON."""
-    stdout, sys.stdout = sys.stdout, sys.stderr  # verl and vLLM log to stdout
-    from vllm.model_executor.models import registry
-
-    registry._run_in_subprocess = lambda function: function()  # it would import vLLM once more
-    config = OmegaConf.create(sys.stdin.read())
-    print(json.dumps([*what_verl_and_vllm_say(config)]), file=stdout, flush=True)

@@ -45,18 +45,17 @@ class TaskRunner:
     """The driver's counterpart in the cluster, an actor as in verl's main_ppo."""
 
     def run(self, config: DictConfig) -> None:
-        """Validate with verl's own checks, then train. Raises what verl raises."""
+        """Train, if verl and vLLM take the config. Raises ConfigError, or what verl raises."""
         import transfer_queue
 
         # Its actors start while verl is imported here; verl's own call then finds them.
         queue = threading.Thread(target=transfer_queue.init, args=(config.transfer_queue,))
         queue.start()
         from verl.trainer.main_ppo import TaskRunnerV1
-        from verl.trainer.ppo.utils import need_critic, need_reference_policy
         from verl.trainer.ppo.v1 import trainer_base
-        from verl.utils.config import validate_config
 
         from sam_recipe import verl_plugin
+        from sam_recipe.preflight import vllm_command
         from sam_recipe.rollout import server  # noqa: F401 - the servers' class, needed later: imported while nothing waits
         from sam_recipe.trainer import dapo_trainer, workers
 
@@ -65,7 +64,7 @@ class TaskRunner:
 
             check_installed()
         OmegaConf.resolve(config)
-        validate_config(config, need_reference_policy(config), need_critic(config))
+        vllm_command.check(config)
         # verl looks trainers up by `trainer_mode`; "sync" must keep its name, since verl compares it elsewhere.
         verl_plugin.join_verl(trainer_base.PPOTrainer)
         trainer_base.TRAINER_REGISTRY["sync"] = dapo_trainer.DapoTrainer

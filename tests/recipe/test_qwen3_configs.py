@@ -70,16 +70,6 @@ def test_torchs_attention_keeps_packed_sequences_apart():
     assert torch.allclose(alone, packed, atol=1e-6)
 
 
-def test_no_setting_is_written_twice():
-    """What a primary config sets, no shared file that it composes sets to the same value."""
-    lines = {path: set(re.findall(r"^ +\w+: .+$", path.read_text(), flags=re.M)) for path in CONFIGS.rglob("*.yaml")}
-    for name in NAMES:
-        primary = CONFIGS / f"{name}.yaml"
-        for shared in (CONFIGS / "shared").glob("*.yaml"):
-            if shared.name != "cpu.yaml":
-                assert not lines[primary] & lines[shared], (name, shared.name)
-
-
 def test_every_choice_is_known_every_file_says_what_it_is_and_every_config_has_a_script():
     assert set(DRAFTERS) == set(METHODS) == {path.stem for path in (CONFIGS / "speculation").glob("*")} - {"knobs"}
     assert set(SCALES) == {path.stem for path in (CONFIGS / "scale").glob("*")}

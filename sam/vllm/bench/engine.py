@@ -30,25 +30,22 @@ class BenchEngine:
     Args:
         model: folder.
         engine: vLLM's engine arguments, as words of a command line.
-        is_stock: whether it is vLLM without this project's plugin.
-        speculation: keys of SpeculationConfig; None for stock.
+        speculation: keys of SpeculationConfig; None for stock, vLLM without this project's plugin.
         forces_text: whether runs give responses that requests are to emit.
 
     Raises:
         ValueError: vLLM does not know an argument. RuntimeError: not what the variant asks for was installed.
     """
 
-    def __init__(
-        self, model: str, engine: list[str], is_stock: bool, speculation: dict[str, Any] | None, forces_text: bool
-    ):
+    def __init__(self, model: str, engine: list[str], speculation: dict[str, Any] | None, forces_text: bool):
         arguments = _engine_arguments(["--model", model, *engine])
         from vllm import LLM
         from vllm.platforms import current_platform
 
-        self._is_stock, self._forces_text, self._runs = is_stock, forces_text, 0
-        if is_stock and forces_text:
+        self._is_stock, self._forces_text, self._runs = speculation is None, forces_text, 0
+        if self._is_stock and forces_text:
             arguments.worker_extension_cls = "sam.vllm.bench.forced_text.ForcedTextExtension"
-        if not is_stock:
+        if not self._is_stock:
             wanted = SpeculationConfig.from_dict(speculation)
             of_engine = arguments.pipeline_parallel_size, arguments.async_scheduling
             asynchronous = wanted.schedules_asynchronously(current_platform.device_type, *of_engine)
@@ -57,7 +54,7 @@ class BenchEngine:
             arguments.worker_extension_cls = "sam.vllm.bench.forced_text.BenchExtension"
         arguments.disable_log_stats = True  # as vLLM's LLM has it by default
         self._llm = LLM.from_engine_args(arguments)
-        if not is_stock:
+        if not self._is_stock:
             from sam.vllm.plugin import check_installed
 
             check_installed(wanted, self._llm.collective_rpc("sam_bench_attach", args=(forces_text,))[0])

@@ -60,6 +60,7 @@ The above exception was the direct cause of the following exception:
 
 sam_recipe.trainer.NodeLostError: node 10.0.0.2 is lost: its Ray
 """
+REFUSED = "ray.exceptions.RayTaskError(ConfigError): ray::T.run()\nsam_recipe.launch.config.ConfigError: dtype=x [config.vllm]"
 UNLOADABLE = """ray.exceptions.ActorDiedError: The actor died because of an error raised in its creation task, ray::A()
 RuntimeError: Error loading module from module_path='/my/reward.py'
 """
@@ -80,6 +81,7 @@ SERVER, ENGINE = (
         (1, {}, DEAD_ACTOR, "a worker of the trainer was killed or crashed on 10.0.0.2"),
         (1, {}, LOST_NODE, "node 10.0.0.2 is lost: its Ray"),
         (1, {}, EXCEPTION, "ValueError: train_batch_size must be positive"),
+        (1, {}, REFUSED, "dtype=x [config.vllm]"),
         (1, {}, UNLOADABLE, "RuntimeError: Error loading module from module_path='/my/reward.py'"),
         (1, {}, UNREADABLE, "/a/global_step_6 cannot be loaded (_pickle.UnpicklingError: invalid load key, '\\x00'.)"),
         (137, {}, "", "the run's own process was killed (signal 9)"),
@@ -91,11 +93,11 @@ def test_reason(tmp_path, code, dead, text, said):
     assert (ending.code, ending.reason) == (code, said)
 
 
-@pytest.mark.parametrize("large", [False, True])
-def test_full_disk(tmp_path, large):
+@pytest.mark.parametrize("size", [1, 10**6])
+def test_full_disk(tmp_path, size):
     """The kernel answers every write to /dev/full as a full disk does; torch then says it in its own words."""
     with pytest.raises(RuntimeError) as raised:
-        torch.save(torch.zeros(10**6 if large else 1), "/dev/full")
+        torch.save(torch.zeros(size), "/dev/full")
     ending = failed(1, {}, "".join(traceback.format_exception(raised.value)), tmp_path, None)
     assert ending.reason == f"no space left on the disk of {tmp_path}"
 
@@ -107,12 +109,14 @@ def test_last_line_says_how_to_go_on(tmp_path):
     )
     (tmp_path / "state.json").write_text('{"phase": "running"}')
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n')
-    checkpoint(tmp_path, 1)
+    folder = checkpoint(tmp_path, 1)
     OmegaConf.save(config(tmp_path), tmp_path / "config.yaml")
     line = last_line(tmp_path, Ending(1, "it rained"))
     assert ", in step 3; " in line and line.endswith("; the same command goes on after step 1")
     said = f"finished after 2 steps; log: {tmp_path}/train.log; look at it: sam report {tmp_path}"
     assert last_line(tmp_path, Ending(0)) == said
+    line = last_line(tmp_path, failed(1, {}, UNREADABLE, tmp_path, folder))
+    assert line.endswith("or begin again with trainer.resume_mode=disable"), "the same command would fail again"
 
 
 ROW = {"rollout/reward_all/mean": 0.25, "response_length/mean": 84.6, "timing_s/step": 9.04, "actor/lr": 1.0}

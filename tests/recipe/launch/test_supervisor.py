@@ -51,68 +51,76 @@ with supervisor.supervised(Path("{directory}")):
 """
 
 
-def start(tmp_path, then="time.sleep(600)"):
+def start(folder, then="time.sleep(600)"):
+    """A supervisor whose child has not begun yet, and the mark of what that will leave."""
+    folder.mkdir()
     mark = f"sam{os.getpid()}x{time.monotonic_ns()}"
-    child = CHILD.replace("{mark}", mark).replace("{then}", then).replace("{directory}", str(tmp_path))
+    child = CHILD.replace("{mark}", mark).replace("{then}", then).replace("{directory}", str(folder))
     process = subprocess.Popen(
-        [sys.executable, "-c", SUPERVISE, str(tmp_path), child],
+        [sys.executable, "-c", SUPERVISE, str(folder), child],
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
         # As a shell without job control starts a command in the background.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
     )
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "scratch").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
     return process, mark
 
 
-def assert_nothing_left(tmp_path, mark):
-    assert not Path((tmp_path / "scratch").read_text()).exists()
+def wait_for_child(folder):
+    deadline = time.monotonic() + 60
+    while not (folder / "scratch").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def assert_nothing_left(folder, mark):
+    assert not Path((folder / "scratch").read_text()).exists()
     assert not Path(f"/dev/shm/psm_{mark}").exists()
     assert not list(Path("/tmp").glob(f"rl-colocate-zmq-*{mark}*"))
     assert subprocess.run(["pgrep", "-f", mark], capture_output=True).stdout == b""
-    assert not list(tmp_path.glob("*.partial"))
-    assert "printed by the run" in (tmp_path / "train.log").read_text()
+    assert not list(folder.glob("*.partial"))
+    assert "printed by the run" in (folder / "train.log").read_text()
 
 
 NEEDED = "subprocess.Popen([{title!r}, '-c', 'import time; time.sleep(2)'], executable=sys.executable); time.sleep(600)"
 HANGS = "Path('{directory}', 'state.json').write_text('{\"phase\": \"weight_sync\", \"since\": 1.0}'); time.sleep(600)"
-
-
-@pytest.mark.parametrize(
-    ("then", "act", "code", "said"),
-    [
-        ("sys.exit(0)", None, 0, "finished after 0 steps"),
-        ("sys.exit(3)", None, 3, "error: the run ended with exit code 3, while starting"),
-        ("os.kill(os.getpid(), 9)", None, 137, r"error: the run's own process was killed \(signal 9\)"),
-        (HANGS, None, 1, r"error: weight_sync has taken more than 1 s \(watchdog.weight_sync_seconds\), in step 1; "),
-        (NEEDED.format(title="ray::TaskRunner.run"), None, 1, r"error: the trainer \(process \d+\) was killed or "),
-        ("time.sleep(600)", psutil.Process.terminate, 130, "interrupted, while starting; "),
-        ("time.sleep(600)", lambda one: one.send_signal(signal.SIGINT), 130, "interrupted, while starting; "),
-        ("time.sleep(600)", psutil.Process.kill, -9, r"error: the supervisor \(process \d+\) was killed"),
-    ],
+# What the child does, what is done to the supervisor, its exit code, and how its last line begins.
+ENDINGS = (
+    ("sys.exit(0)", None, 0, "finished after 0 steps"),
+    ("sys.exit(3)", None, 3, "error: the run ended with exit code 3, while starting"),
+    ("os.kill(os.getpid(), 9)", None, 137, r"error: the run's own process was killed \(signal 9\)"),
+    (HANGS, None, 1, r"error: weight_sync has taken more than 1 s \(watchdog.weight_sync_seconds\), in step 1; "),
+    (NEEDED.format(title="ray::TaskRunner.run"), None, 1, r"error: the trainer \(process \d+\) was killed or "),
+    ("time.sleep(600)", signal.SIGTERM, 130, "interrupted, while starting; "),
+    ("time.sleep(600)", signal.SIGINT, 130, "interrupted, while starting; "),
+    ("time.sleep(600)", signal.SIGKILL, -9, r"error: the supervisor \(process \d+\) was killed"),
 )
-def test_every_ending_is_said_and_leaves_nothing(tmp_path, then, act, code, said):
-    process, mark = start(tmp_path, then)
-    if act:
-        act(psutil.Process(process.pid))
-    (line,) = process.stderr.read().splitlines()  # until all processes have ended
-    assert process.wait(timeout=40) == code
-    assert re.match(said, line) and f"; log: {tmp_path / 'train.log'}; " in line
-    assert (tmp_path / "train.log").read_text().endswith(f" {line}\n")
-    assert_nothing_left(tmp_path, mark)
-    with supervisor.lock(tmp_path):
-        pass
+
+
+def test_however_a_run_ends_its_last_line_says_why_and_nothing_is_left(tmp_path):
+    """Of runs side by side."""
+    started = [(tmp_path / str(number), *start(tmp_path / str(number), row[0])) for number, row in enumerate(ENDINGS)]
+    for (folder, process, _), (_, signal_, _, _) in zip(started, ENDINGS, strict=True):
+        wait_for_child(folder)
+        if signal_:
+            process.send_signal(signal_)
+    for (folder, process, mark), (_, _, code, said) in zip(started, ENDINGS, strict=True):
+        (line,) = process.stderr.read().splitlines()  # until all processes have ended
+        assert process.wait(timeout=40) == code
+        assert re.match(said, line) and f"; log: {folder / 'train.log'}; " in line
+        assert (folder / "train.log").read_text().endswith(f" {line}\n")
+        assert_nothing_left(folder, mark)
+        with supervisor.lock(folder):
+            pass
 
 
 def test_one_run_at_a_time_and_the_next_start_removes_what_a_killed_one_has_left(tmp_path):
-    process, mark = start(tmp_path)
+    process, mark = start(folder := tmp_path / "run")
+    wait_for_child(folder)
     said = (
         f"is used by a run that goes on .process {process.pid} on .*: wait for it, stop it, choose another run_dir=, "
     )
-    with pytest.raises(ConfigError, match=said), supervisor.lock(tmp_path):
+    with pytest.raises(ConfigError, match=said), supervisor.lock(folder):
         pass
     killed = [*psutil.Process(process.pid).children(), psutil.Process(process.pid)]
     for one in killed:
@@ -121,9 +129,9 @@ def test_one_run_at_a_time_and_the_next_start_removes_what_a_killed_one_has_left
         one.kill()
     process.wait(timeout=30)
     psutil.wait_procs(killed, timeout=10)
-    assert Path((tmp_path / "scratch").read_text()).exists() and Path(f"/dev/shm/psm_{mark}").exists()
-    with supervisor.lock(tmp_path):
-        assert_nothing_left(tmp_path, mark)
+    assert Path((folder / "scratch").read_text()).exists() and Path(f"/dev/shm/psm_{mark}").exists()
+    with supervisor.lock(folder):
+        assert_nothing_left(folder, mark)
 
 
 def acquire(semaphore):

@@ -7,8 +7,6 @@ import numpy
 import pytest
 from safetensors.numpy import save_file
 
-from sam.history.database import fingerprint, open_file, own_file
-from sam_recipe import preflight
 from sam_recipe.preflight import settings
 from sam_recipe.preflight.__main__ import main
 from tests.recipe.preflight.preflight_node import config_of, tiny, write_model
@@ -43,28 +41,11 @@ def test_a_drafter_is_of_its_kind_and_whole(assets, method, drafter, said):
     assert said or "[model.damaged]" in found
 
 
-def test_a_missing_drafter_is_named_and_vllm_is_not_asked_of_one_that_is_made_later(assets, monkeypatch):
-    (found,) = settings.draft_model(config := of_drafter(assets, "hybrid"))
+def test_a_missing_drafter_is_named(assets):
+    (found,) = settings.draft_model(of_drafter(assets, "hybrid"))
     assert f"make it with sam distil --assets {assets} [drafter.missing]" in found
-    monkeypatch.setattr(preflight.vllm_command, "taken_by_verl_and_vllm", lambda config: ["asked"])
-    preflight.check(config, files=False)
     own = ("speculation.method=eagle3", "speculation.draft_model=/no/head")
     assert "point the key at one" in next(settings.draft_model(config_of("dapo_qwen3_8b_cuda", *own)))
-
-
-def test_a_history_of_another_tokenizer_or_in_a_place_that_cannot_be_written(assets):
-    def found(folder):
-        config = tiny(assets, "speculation.scope=history", f"speculation.history_path={folder}")
-        return list(settings.history_of_responses(config))
-
-    history = assets / "history"
-    assert found(history) == [] and not history.exists()
-    open_file(own_file(history), fingerprint(str(assets / "model")), to_write=True).close()
-    assert found(history) == []
-    open_file(own_file(assets / "other"), "of another", to_write=True).close()
-    for name, said in {"other": "a history of tokenizer of another", "train.parquet": "no folder"}.items():
-        (problem,) = found(assets / name)
-        assert problem.endswith("[history.unusable]") and said in problem
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,12 @@
 """verl and vLLM are asked before anything starts, and what they say is one line in their words."""
 
-import sys
-
 import pytest
 from transformers import AutoConfig, Qwen3Config
 
 from sam_recipe.launch import environment
-from sam_recipe.launch.config import compose_config
+from sam_recipe.launch.config import ConfigError, compose_config
 from sam_recipe.preflight import vllm_command
 from sam_recipe.tiny.tokenizer import build_tokenizer
-from tests.recipe.preflight.preflight_node import composed, config_of
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 VLLM = f"{ROLLOUT}.engine_kwargs.vllm"
@@ -25,7 +22,6 @@ def model(tmp_path, monkeypatch):
     model = Qwen3Config(**sizes, max_position_embeddings=2048, architectures=["Qwen3ForCausalLM"])
     model.save_pretrained(tmp_path / "model")
     build_tokenizer().save_pretrained(tmp_path / "model")
-    monkeypatch.setattr("vllm.model_executor.models.registry._run_in_subprocess", lambda function: function())
     return tmp_path / "model"
 
 
@@ -72,32 +68,5 @@ def test_what_the_plugin_would_refuse_in_the_engine_and_a_tokenizer_that_does_no
     (line,) = here(recurrent)
     assert "a model with recurrent layers" in line
     (model / "tokenizer.json").write_text('{"model": {')
-    (line,) = here(model)
-    assert line.endswith("[config.verl]")
-
-
-@pytest.mark.engine  # imports vLLM once more, as an engine would
-def test_a_process_of_its_own_answers_as_this_one(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(vllm_command, "ACCEPTED", tmp_path / "accepted")
-    config = compose_config("dapo_tiny_cpu", [f"actor_rollout_ref.model.path={model}", f"{ROLLOUT}.dtype=float17"])
-    found = vllm_command.taken_by_verl_and_vllm(config)
-    assert len(found) == 1 and found == list(vllm_command.what_verl_and_vllm_say(config))
-
-
-def test_what_is_taken_is_asked_once_what_is_refused_again_and_nothing_stops_a_run_that_cannot_be_asked(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr(vllm_command, "ACCEPTED", tmp_path / "accepted")
-    asked, answers = [], iter((["dtype=x"], None, [], []))
-    monkeypatch.setattr(vllm_command, "_ask", lambda config: asked.append(0) or next(answers))
-    config = composed("dapo_tiny_cpu")
-    assert [len(vllm_command.taken_by_verl_and_vllm(config)) for _ in range(4)] == [1, 0, 0, 0]
-    assert len(asked) == 3  # refused, not to be asked, taken
-    again = compose_config("dapo_tiny_cpu", ["seed=3", "run_dir=/elsewhere"])
-    assert vllm_command.taken_by_verl_and_vllm(again) == [] and len(asked) == 3
-    other = config_of("dapo_tiny_cpu", f"{ROLLOUT}.max_num_seqs=7")
-    assert vllm_command.taken_by_verl_and_vllm(other) == [] and len(asked) == 4
-    monkeypatch.undo()
-    monkeypatch.setattr(vllm_command, "ACCEPTED", tmp_path / "none")
-    monkeypatch.setattr(sys, "executable", "/no/such/python")
-    assert vllm_command.taken_by_verl_and_vllm(config) == []
+    with pytest.raises(ConfigError, match=r"\[config.verl\]$"):
+        vllm_command.check(compose_config("dapo_tiny_cpu", [f"actor_rollout_ref.model.path={model}"]))

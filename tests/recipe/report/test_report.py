@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 
 from sam.bench.result import compared
-from sam.record.responses import read_recording
-from sam.replay import make_drafter, replay
-from sam_recipe.report.page import PHASE_HEADER, compare_curves, main, phases
-from sam_recipe.report.runs import STOCK_FILE, Run, drafted_texts, load_runs, text_of
+from sam_recipe.report.page import compare_curves, main
+from sam_recipe.report.runs import STOCK_FILE, Run, load_runs, text_of
 from tests.recipe.run_directory import write_lines, write_run
 
 REWARDS = [0.0, 0.1, 0.2, 0.5, 0.6, 0.7]
@@ -150,27 +148,21 @@ def test_engines_alone_stand_below_the_step(runs, report, tmp_path):
     ]  # fmt: skip
     assert sorted(map(page.index, order)) == [page.index(part) for part in order]
     assert "note: engines alone drafted with policy=goodput, the run with policy=None" in printed
-
-
-def test_another_runs_text_is_left_out(runs, report, tmp_path):
     stock_beside(runs[0], tmp_path / "out", text="0123456789abcdef")
     _, page, printed = report()
     assert "stock.json is of another run's text and left out" in printed and "as fast as stock vLLM" not in page
 
 
-def test_curves_are_identical_or_differ_by_so_much(runs):
-    change_metrics(runs[1], lambda row: row.update({"actor/entropy": float("nan")} if row["step"] == 3 else {}))
-    found = compare_curves([*map(Run.load, runs)])
-    assert found["entropy"] == "identical" and found["reward"] == "+0.05 (one seed)"
-
-
-def test_what_differs_has_a_band_over_seeds(runs, tmp_path):
+def test_curves_are_identical_or_differ_by_so_much_with_a_band_over_seeds(runs, tmp_path):
     def pair(name, rewards, seed, other_seed=None):
         sam = make_run(tmp_path / f"sam_{name}", "sam", 3.0, rewards, seed=seed)
         return sam, make_run(
             tmp_path / f"off_{name}", "off", 6.0, [0.0, 0.0], seed=seed if other_seed is None else other_seed
         )
 
+    change_metrics(runs[1], lambda row: row.update({"actor/entropy": float("nan")} if row["step"] == 3 else {}))
+    found = compare_curves(load_runs(runs))
+    assert found["entropy"] == "identical" and found["reward"] == "+0.05 (one seed)"
     more = [*pair("b", [0.1, 0.3], 1), *pair("of_two_seeds", [9.0, 9.0], 2, 3), *pair("of_a_seed_again", [9.0, 9.0], 1)]
     found = compare_curves(load_runs([*runs, *more]))
     # Of 0.05 and 0.2.
@@ -181,40 +173,6 @@ def test_a_loss_is_longer(runs, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("sam_recipe.report.page.draw_all", lambda runs: [])
     assert main([*map(str, runs[::-1]), "--output", str(tmp_path / "out")]) == 0
     assert capsys.readouterr().out.startswith("Training step 4.00 s to 5.00 s: 0.80x as fast, 25.0 % longer\n")
-
-
-def test_accepted_drafts_of_responses_are_marked(tmp_path):
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    words = {word: number for number, word in enumerate("abcdefgh")}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="a"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    texts = [[1, 2, 3, 4] * 6, [1, 2, 3, 4] * 4 + [5] * 4 + [1, 2], []]
-    rows = [{"prompt": 0, "sample": n, "prompt_tokens": [7], "response_tokens": its} for n, its in enumerate(texts)]
-    rows[1]["given_spans"] = [[16, 20]]
-    other = rows[0] | {"prompt": 1, "response_tokens": [6] * 30}
-    settings = {"method": "sam", "num_speculative_tokens": 3}
-    config = {"speculation": settings, "actor_rollout_ref": {"model": {"path": str(tmp_path)}}}
-    run = write_run(tmp_path / "run", config, [{"step": 1, "rollout/seconds": 1.0}], {1: rows})
-    accepted = replay(read_recording(run / "rollouts" / "1.jsonl"), lambda: make_drafter("sam", "group", 3), 3).accepted
-    write_lines(run / "rollouts" / "1.jsonl", [*rows, other])
-    shown = drafted_texts(Run.load(run))
-    said = ["".join(text for text, _ in pieces).split() for pieces in shown]
-    assert said == [["abcdefgh"[token] for token in text] for text in texts if text]
-    assert shown[0][0] == ("b", "") and [text.split() for text, kind in shown[1] if kind == "given"] == [["f"] * 4]
-    drafted = [text for pieces in shown for text, kind in pieces if kind == "drafted"]
-    assert sum(len(text.split()) for text in drafted) == accepted > 20
-    assert drafted_texts(Run.load(make_run(tmp_path / "off", "off", 1.0, [0.0]))) == []
-    (tmp_path / "tokenizer.json").unlink()
-    assert drafted_texts(bare := Run.load(run)) == [] and "a model's folder with tokenizer.json" in bare.remarks[0]
-
-
-def test_seconds_of_phases_and_what_is_saved(runs):
-    table = {row[0]: row[1:] for row in phases([*map(Run.load, runs)])}
-    assert PHASE_HEADER[-2:] == ("times as fast", "time saved")
-    assert table["its rollout"] == (6, "3.00", "6.00", "2.00x", "50.0 %")
-    assert table["training step"] == (6, "4.00", "5.00", "1.25x", "20.0 %")
 
 
 def test_broken_input_is_one_line(runs, tmp_path, capsys):

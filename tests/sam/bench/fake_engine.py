@@ -1,7 +1,7 @@
 """A process that speaks sam.vllm.bench.engine's protocol without an engine.
 
-FAKE (JSON, from the environment): `seconds` by variant; `refuses` or `dies` (after a load) a variant; `folder` for
-notes of what it was asked, and of a process that it leaves running.
+FAKE (JSON, from the environment): `seconds` by variant; `refuses` or `dies` (after so many loads) a variant; `folder`
+for notes of what it was asked, and of a process that it leaves running.
 """
 
 import json
@@ -27,26 +27,25 @@ def run(variant, seconds, batches, sampling):
 
 def main():
     fake, pipe = json.loads(os.environ["FAKE"]), Connection(int(sys.argv[1]))
-    started, variant = json.loads(pipe.recv_bytes()), "stock"
-    if not started["is_stock"]:
-        keys = started["speculation"]
-        variant = "sam-k2" if keys["policy"] == "always" else keys["method"]
-    assert ("VLLM_USE_V2_MODEL_RUNNER" in os.environ) != started["is_stock"], "stock has none of our variables"
+    speculation, variant = json.loads(pipe.recv_bytes())["speculation"], "stock"
+    assert ("VLLM_USE_V2_MODEL_RUNNER" in os.environ) == (speculation is not None), "stock has none of our variables"
+    if speculation is not None:
+        variant = "sam-k2" if speculation["policy"] == "always" else speculation["method"]
     left = subprocess.Popen(["sleep", "600"], pass_fds=(pipe.fileno(),))
     with (Path(fake["folder"]) / f"{variant}.jsonl").open("a") as notes:
         print(f"this is {variant}", flush=True)
+        print(json.dumps({"left": left.pid}), file=notes, flush=True)
         if variant == fake.get("refuses"):
             pipe.send_bytes(json.dumps({"error": "unrecognized arguments: --wings"}).encode())
             return 1
         reply = {}
-        while True:
-            print(json.dumps({"left": left.pid}), file=notes, flush=True)
+        for number in range(1 << 30):
             pipe.send_bytes(json.dumps(reply).encode())
             try:
                 command = json.loads(pipe.recv_bytes())
             except (EOFError, KeyboardInterrupt):
                 return 0
-            if variant == fake.get("dies") and command["batches"][0][0]["seed"] not in (0, 1 << 20, 2 << 20):
+            if variant == fake.get("dies", [None])[0] and number == fake["dies"][1]:
                 os._exit(9)
             print(json.dumps(command), file=notes, flush=True)
             reply = run(variant, fake["seconds"][variant], **command)

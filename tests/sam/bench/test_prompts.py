@@ -1,10 +1,10 @@
-"""Prompts of files as tokens, and recordings in other tokens."""
+"""Prompts of files as tokens, and groups of recordings."""
 
 import json
 
 import pytest
 
-from sam.bench.prompts import Group, in_other_tokens, read_groups, read_prompts
+from sam.bench.prompts import read_groups, read_prompts
 
 CHAT = "{% for m in messages %}{{ m.content }} {% endfor %}{% if add_generation_prompt %}99{% endif %}"
 
@@ -44,14 +44,3 @@ def test_a_large_group_gives_several_and_other_prompts_come_first(tmp_path):
     groups, notes = read_groups(tmp_path, None, 2, max_tokens=2)
     assert groups == [([1], [[0] * 2, [1] * 2]), ([2], [[7], [8]]), ([1], [[2] * 2, [3] * 2])]
     assert notes == ["1 of 3 prompts have fewer than 2 responses and are left out"]
-
-
-def test_a_group_that_comes_again_repeats_itself_as_before_in_tokens_of_the_recording():
-    groups = [Group([n], [[n, 5, 6, 5, 6 + i] for i in range(2)]) for n in range(2)]
-    first, again = in_other_tokens(groups, 1, 1), in_other_tokens(groups, 3, 1)
-    assert first == groups[1] and in_other_tokens(groups, 3, 1) == again != in_other_tokens(groups, 5, 1)
-    # The other response comes first, and the same tokens are equal to each other, in prompt and responses.
-    ((was,), theirs), ((now,), ours) = (first.prompt, first.responses[::-1]), again
-    other = dict(zip([was, *sum(theirs, [])], [now, *sum(ours, [])], strict=True))
-    assert [[other[token] for token in response] for response in theirs] == ours
-    assert len(set(other.values())) == len(other) and {*other.values()} <= {0, 1, 5, 6, 7}

@@ -82,7 +82,7 @@ def test_memory_budget_is_kept_and_the_overflow_gets_no_drafts():
         drafter.finish(request)
     while drafter.groups.evict():
         pass
-    assert drafter.nbytes == len(drafter._slots) == len(drafter.groups) == 0
+    assert drafter.nbytes == len(drafter.groups) == 0
 
 
 def test_drafts_end_where_they_are_unlikely_to_be_accepted():
@@ -148,6 +148,7 @@ def test_more_requests_than_slots_at_first():
 
 BAD = {
     "ens=0": lambda drafter: Drafter(max_draft_tokens=0),
+    "a budget of": lambda drafter: Drafter(max_draft_tokens=1, memory_budget_bytes=1),
     "e='x'": lambda drafter: Drafter(max_draft_tokens=1, scope="x"),
     "at least one token": lambda drafter: drafter.start("b", tokens()),
     "do not fit into memory_budget_bytes": lambda drafter: drafter.start("b", np.zeros(30_000, np.int32)),
@@ -156,7 +157,7 @@ BAD = {
     "'c' is not followed": lambda drafter: drafter.finish("c"),
     "append: expected token ids": lambda drafter: append(drafter, {"a": [-1]}),
     "request 'b': expected token ids": lambda drafter: drafter.start("b", np.array([2**31])),
-    "rising from 0 to 2": lambda drafter: drafter.append(["a"], tokens(1, 2), np.array([0, 3])),
+    "rising from 0 to the number of tokens": lambda drafter: drafter.append(["a"], tokens(1, 2), np.array([0, 3])),
     "2 budgets for 1 requests": lambda drafter: drafter.draft(["a"], np.array([1, 1])),
 }
 

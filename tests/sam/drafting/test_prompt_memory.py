@@ -1,12 +1,10 @@
 """The memory of other prompts: what is drafted from it, and what it costs."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 
 from sam.drafting.drafter import Drafter
-from sam.drafting.prompt_memory import BUDGET_SHARE, make_memory
+from sam.drafting.prompt_memory import BUDGET_SHARE
 from sam.record.responses import Recording
 from sam.replay import make_drafter, replay
 from tests.sam.stepping import append, draft, tokens
@@ -14,27 +12,25 @@ from tests.sam.stepping import append, draft, tokens
 K = 3
 
 
-def drafter_after(texts, **arguments):
+def drafter_after(*texts, **arguments):
     """A drafter that has seen (prompt, response) pairs."""
-    drafter = Drafter(max_draft_tokens=K, **{"memory_budget_bytes": 8 << 20, **arguments})
+    drafter = Drafter(max_draft_tokens=K, memory_budget_bytes=8 << 20, **arguments)
     for name, (prompt, response) in enumerate(texts):
         drafter.start(str(name), tokens(*prompt))
         append(drafter, {str(name): response})
     return drafter
 
 
-@pytest.mark.parametrize("boilerplate_in", ["response", "prompt"])
-def test_boilerplate_of_another_prompt_is_drafted_and_not_without_the_memory(boilerplate_in):
-    boilerplate = range(100, 120)
-    other = ((1, 2), boilerplate) if boilerplate_in == "response" else ((1, 2, *boilerplate), (3,))
+@pytest.mark.parametrize("other", [((1, 2), range(100, 120)), ((1, 2, *range(100, 120)), (3,))])
+def test_boilerplate_of_another_prompt_is_drafted_and_not_without_the_memory(other):
     for cross_prompt, expected in ((True, [106, 107, 108]), (False, [])):
-        drafter = drafter_after([other, ((5, 6), range(100, 106))], cross_prompt=cross_prompt)
+        drafter = drafter_after(other, ((5, 6), range(100, 106)), cross_prompt=cross_prompt)
         assert draft(drafter, "1") == expected
 
 
 def test_a_draft_goes_from_the_group_to_the_memory_and_back():
     """The group knows 50 51 52 53; the other prompt knows how 52 53 goes on, and the group what comes after that."""
-    drafter = drafter_after([((1, 2), (52, 53, 200, 201, 202)), ((5, 6), (202, 30, 31, 32, 50, 51, 52, 53))])
+    drafter = drafter_after(((1, 2), (52, 53, 200, 201, 202)), ((5, 6), (202, 30, 31, 32, 50, 51, 52, 53)))
     assert draft(drafter, "1") == [200, 201, 202]
     assert draft(drafter, "1", 200, 201, 202) == [30, 31, 32]
 
@@ -42,22 +38,17 @@ def test_a_draft_goes_from_the_group_to_the_memory_and_back():
 def test_prompts_count_and_not_their_samples():
     """7 followed in three samples of one prompt, 8 in one sample of each of two prompts."""
     seven, eight = (40, 41, 7), (40, 41, 8)
-    drafter = drafter_after(
-        [((1,), seven), ((1,), seven), ((1,), seven), ((2,), eight), ((3,), eight), ((4,), (40, 41))]
-    )
+    drafter = drafter_after(*[((1,), seven)] * 3, ((2,), eight), ((3,), eight), ((4,), (40, 41)))
     assert draft(drafter, "5", k=1) == [8]
 
 
 def test_the_memory_is_within_the_budget():
-    budget = 4 << 20
-    drafter = Drafter(max_draft_tokens=K, memory_budget_bytes=budget)
-    held = drafter.memory.entries.nbytes
+    drafter = drafter_after(((1,), range(1000)))
+    budget, held = 8 << 20, drafter.memory.entries.nbytes
     assert held == budget // BUDGET_SHARE
-    drafter.start("a", tokens(*range(1000)))
     while drafter.counters["overflow_requests"] == 0:
-        append(drafter, {"a": range(1000)})
+        append(drafter, {"0": range(1000)})
     assert 0.9 * budget < drafter.nbytes + held <= budget
-    assert make_memory(63).entries.size == 0, "a budget for less than two rows is no memory"
 
 
 def test_a_memory_that_misleads_costs_next_to_nothing():
@@ -73,6 +64,6 @@ def test_a_memory_that_misleads_costs_next_to_nothing():
         groups.append(samples)
     recording = Recording([tokens(1000 + i) for i in range(12)], groups)
     for cross_prompt in (True, False):
-        make = partial(make_drafter, "sam", "group", K, cross_prompt=cross_prompt)
-        lengths.append(replay(recording, make, K).summary()["mean_acceptance_length"])
+        found = replay(recording, lambda: make_drafter("sam", "group", K, cross_prompt), K)  # noqa: B023
+        lengths.append(found.summary()["mean_acceptance_length"])
     assert lengths[0] > 0.99 * lengths[1]

@@ -22,19 +22,15 @@ def test_what_is_saved_is_loaded(tmp_path):
     assert (loaded.preemptions, loaded.counters) == (3, {"draft_errors": 2})
 
 
-@pytest.mark.parametrize(
-    "arrays, said",
-    [
-        ({"drafted": np.array([0.5, 1])}, "drafted: numbers of another kind"),
-        ({"running": np.array([1])}, "not engine steps .*'running': 1.*"),
-        ({"preemptions": np.array([1, 2])}, "preemptions: expected an array of 0 dimensions"),
-    ],
-)
-def test_what_is_not_engine_steps_is_one_line_with_the_array(tmp_path, arrays, said):
+def test_what_is_not_engine_steps_is_one_line_with_the_array(tmp_path):
     (tmp_path / "engine_steps").mkdir()
-    np.savez(tmp_path / "engine_steps" / "1.npz", **{"step_ms": np.array([10.0, 20.0]), **arrays})
-    with pytest.raises(ReadError, match=f"1.npz.*{said}"):
-        EngineSteps.load(tmp_path, 1)
+    for arrays, said in (
+        ({"drafted": [0.5, 1]}, "drafted: numbers of another kind"),
+        ({"running": [1]}, ".running.: 1"),
+    ):
+        np.savez(tmp_path / "engine_steps" / "1.npz", step_ms=[10.0, 20.0], **arrays)
+        with pytest.raises(ReadError, match=f"1.npz.*{said}"):
+            EngineSteps.load(tmp_path, 1)
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):

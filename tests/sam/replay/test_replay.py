@@ -14,15 +14,12 @@ from sam.record.responses import Recording, join, read_recording
 from sam.replay import main, make_drafter, replay
 
 K = 3
-SAM = partial(make_drafter, "sam", "group", K)
 
 
 class Told:
     """Drafts what it is told for the tokens it has seen, and notes what it knows whenever it is asked."""
 
-    nbytes = 0
-
-    def __init__(self, drafts=lambda done: []):
+    def __init__(self, drafts):
         self.drafts, self.seen, self.known = drafts, {}, []
 
     def start(self, request_id, prompt):
@@ -33,7 +30,7 @@ class Told:
             self.seen[request_id] += token_ids[offsets[row] : offsets[row + 1]].tolist()
 
     def draft(self, request_ids, budgets):
-        self.known.append({name: len(seen) for name, seen in self.seen.items()})
+        self.known.append([len(seen) for seen in self.seen.values()])
         out = [self.drafts(len(self.seen[request_id]))[: budgets[row]] for row, request_id in enumerate(request_ids)]
         bounds = np.cumsum([0, *map(len, out)])
         return Drafts(np.array(sum(out, []), np.int32), bounds, np.full(bounds[-1], 0.75))
@@ -63,47 +60,16 @@ def test_a_step_advances_by_the_right_drafts_and_one(length, drafts, steps, acce
 def test_a_drafter_sees_the_accepted_tokens_only_and_is_compared_with_its_probabilities():
     told = Told(lambda done: [done, 99])
     result = replay(recording(range(6), range(4)), lambda: told, 2)
-    assert told.seen == {"0/0": list(range(6)), "0/1": list(range(4))}
-    assert [(known["0/0"], known["0/1"]) for known in told.known] == [(0, 0), (2, 0), (2, 2), (4, 2), (4, 4)]
+    assert list(told.seen.values()) == [list(range(6)), list(range(4))]
+    assert told.known == [[0, 0], [2, 0], [2, 2], [4, 2], [4, 4]]
     assert result.summary()["calibration_error"] == 0.25
-
-
-def watch(responses, **how):
-    """A drafter for each replica, after a replay of responses of these lengths."""
-    made = []
-    replay(recording(*map(range, responses)), lambda: made.append(Told()) or made[-1], K, **how)
-    return made
-
-
-def test_tokens_of_siblings_elsewhere_arrive_late_by_the_delay():
-    first, second = watch([8, 8], replicas=2, delay=3)
-    assert [known["0/1"] for known in first.known] == [max(0, done - 3) for done in range(8)]
-    # Taking turns, the second replica has the first one's new token already.
-    assert [known["0/0"] for known in second.known] == [max(0, done - 2) for done in range(8)]
-    first, _ = watch([10, 2], replicas=2, delay=4)  # the end of one that has finished arrives a token a round
-    assert [known["0/1"] for known in first.known] == [0, 0, 0, 0, 1, 2, 2, 2, 2, 2]
-    first, second = watch([4, 4, 4], replicas=2)  # without sharing a replica gets nothing, or without a sample
-    assert (list(first.seen), list(second.seen)) == (["0/0", "0/2"], ["0/1"])
-    assert [list(one.seen) for one in watch([4, 4], replicas=3, delay=0)] == [["0/0", "0/1"]] * 2 + [[]]
-
-
-def test_replicas_that_share_without_delay_are_as_one():
-    """Samples repeat pieces of one text, each in an order of its own."""
-    rng = np.random.default_rng(0)
-    pieces = rng.integers(0, 500, (20, 15))
-    related = recording(*(pieces[rng.permutation(20)].ravel() for _ in range(6)))
-    one = replay(related, SAM, K)
-    alone, late, shared = (replay(related, SAM, K, replicas=3, delay=delay) for delay in (None, 100, 0))
-    assert alone.steps > late.steps > shared.steps == one.steps
-    assert {result.tokens for result in (one, alone, late, shared)} == {related.num_tokens}
 
 
 def test_epochs_go_one_after_the_other_and_the_first_is_not_counted():
     text = np.random.default_rng(0).integers(0, 1000, 100).astype(np.int32)
     two = Recording([np.array([9], np.int32)], [[text, text[:60], text]], [[2, 1, 1]])
-    kept, forgotten = (
-        replay(two, partial(make_drafter, "sam", "history", K), K, epochs=epochs) for epochs in ("kept", "forgotten")
-    )
+    make = partial(make_drafter, "sam", "history", K)
+    kept, forgotten = (replay(two, make, K, epochs) for epochs in ("kept", "forgotten"))
     assert kept.tokens == forgotten.tokens == 100 and kept.steps < 35 and forgotten.steps > 90
 
 
@@ -115,17 +81,20 @@ def npz(tmp_path):
         "response_offsets": [0, 5, 7, 10], "response_prompt": [0, 0, 1],
     }  # fmt: skip
     np.savez(path, **arrays)
-    np.savez(tmp_path / "same.npz", **arrays, response_epoch=[3, 3, 3])
     np.savez(tmp_path / "two.npz", **arrays, response_epoch=[0, 1, 1])
     return path
 
 
-def test_command_prints_a_line_for_each_file_and_drafter(npz, capsys):
+def test_command_prints_a_line_for_each_file_and_drafter(npz, tmp_path, capsys):
     drafters = ["sam", *(["suffix"] if find_spec("arctic_inference") else [])]
     assert main(["--traces", str(npz), str(npz), "--drafter", *drafters]) == 0
     header, *lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [line[:4] for line in lines] == [["trace.npz", drafter, "10", "0"] for drafter in drafters] * 2
     assert {len(line) for line in (header, *lines)} == {10}
+    assert main(["--traces", str(two := tmp_path / "two.npz"), "--epochs"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[1:4] == ["sam", "5", "0"]
+    two, none = read_recording(two), read_recording(npz)
+    assert join([two, two]).epochs == [[0, 1], [1]] * 2 and join([two, none]).epochs is None
 
 
 def test_what_a_tool_wrote_is_known_text_and_no_draft(tmp_path, capsys):
@@ -135,7 +104,7 @@ def test_what_a_tool_wrote_is_known_text_and_no_draft(tmp_path, capsys):
     (tmp_path / "rollouts" / "1.jsonl").write_text(json.dumps(row))
     told = Told(lambda done: list(range(done, done + 3)))
     result = replay(read_recording(tmp_path), lambda: told, K)
-    assert told.seen["0/0"] == row["response_tokens"] and [known["0/0"] for known in told.known] == [0, 6]
+    assert [*told.seen.values()] == [row["response_tokens"]] and told.known == [[0], [6]]
     assert (result.tokens, result.given, result.steps, result.accepted) == (7, 2, 2, 6)
     assert main(["--traces", str(tmp_path)]) == 0
     assert capsys.readouterr().out.splitlines()[1].split()[1:4] == ["sam", "7", "2"]
@@ -143,27 +112,15 @@ def test_what_a_tool_wrote_is_known_text_and_no_draft(tmp_path, capsys):
         read_groups(tmp_path, None, 1)
 
 
-def test_a_recording_of_one_epoch_is_refused(npz, tmp_path, capsys):
-    for name in ("trace", "same"):
-        assert main(["--traces", str(tmp_path / f"{name}.npz"), "--epochs"]) == 2
-        assert "expected two or more in response_epoch" in capsys.readouterr().err.splitlines()[-1]
-    assert main(["--traces", str(tmp_path / "two.npz"), "--epochs"]) == 0
-    assert capsys.readouterr().out.splitlines()[1].split()[1:4] == ["sam", "5", "0"]
-    two, none = (read_recording(path) for path in (tmp_path / "two.npz", npz))
-    assert join([two, two]).epochs == [[0, 1], [1]] * 2 and join([two, none]).epochs is None
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--drafter", "sma"], "drafter 'sma': expected one of sam, "),
-        (["--replicas", "0"], "--replicas 0: expected 1 or more"),
-        (["--k", "0"], "--k 0: expected 1 or more"),
-        (["--replicas", "2", "--delay", "-1"], "--delay -1: expected 0 or more, and --replicas 2 or more"),
+        (["--drafter", "sma"], "invalid choice: 'sma'"),
+        (["--k", "0"], "--k: 0: expected 1 or more"),
+        (["--epochs"], "0 epochs in this recording: expected two or more in response_epoch"),
     ],
 )
-def test_what_is_wrong_is_one_line(npz, flags, message, capsys, monkeypatch):
-    monkeypatch.chdir(npz.parent)
+def test_what_is_wrong_is_one_line(npz, flags, message, capsys):
     try:
         code = main(["--traces", str(npz), *flags])
     except SystemExit as ended:

@@ -122,7 +122,7 @@ def test_requests_of_a_lost_replica_go_on_elsewhere_from_their_last_token():
     assert made.decide() == [(there, "r0", 5)], "of 40 tokens 35 are there"
 
 
-@settings(max_examples=2_000, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=1_000, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(
     script=st.binary(max_size=96),
     chunk=st.sampled_from([None, 1, 8, 64]),

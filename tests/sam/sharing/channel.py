@@ -1,12 +1,7 @@
-"""A log in this process, behind a way to it that can fail as a test asks; and drafters of replicas that share by it."""
-
-import numpy as np
+"""A log in this process, behind a way to it that can fail as a test asks."""
 
 from sam.sharing.client import Client
-from sam.sharing.drafter import SharingDrafter
 from sam.sharing.log import Log
-
-K = 3
 
 
 class Channel:
@@ -38,21 +33,3 @@ def make_client(channel):
     client.parts = []
     client.receive = client.parts.append
     return client
-
-
-class Replicas:
-    """Drafters that share through one log."""
-
-    def __init__(self, number=2, **settings):
-        self.channel = Channel()
-        self.drafters = [SharingDrafter(max_draft_tokens=K, **settings) for _ in range(number)]
-        for drafter in self.drafters:
-            drafter.share(make_client(self.channel))
-
-    def exchange(self, rounds=2, seconds=0.05):
-        """Between steps of no request: nothing is appended, and nothing taken."""
-        for _ in range(rounds):
-            self.channel.now += seconds
-            for drafter in self.drafters:
-                drafter.client.put("append", *[np.zeros(0, np.int64)] * 3, np.zeros(1, np.int64))
-                drafter.client.exchange()

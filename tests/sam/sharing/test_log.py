@@ -14,7 +14,7 @@ KEY, OTHER = digest(tokens(1, 2)), digest(tokens(3))
 def write(log, key, text, position=0, client=1, request=0):
     """Tokens of a response, by a client that wants nothing."""
     records = module.records_of(client, request, position, array("i", text))
-    log.exchange(pack([(key, NOTHING_WANTED, records)]))
+    assert log.exchange(pack([(key, NOTHING_WANTED, records)]))[IDENTITY.size :] == b""
 
 
 def read(log, key, cursor=0):
@@ -35,7 +35,6 @@ def test_a_reader_gets_what_follows_its_cursor_of_the_groups_that_it_names():
     write(log, KEY, [7], position=2)
     write(log, KEY, [8], client=2, request=3)
     assert read(log, KEY, cursor)[0] == [(1, 0, 2, [7]), (2, 3, 0, [8])]
-    assert log.exchange(pack([(KEY, NOTHING_WANTED, b"")]))[IDENTITY.size :] == b""
 
 
 def test_a_cursor_of_a_log_that_was_forgotten_skips_nothing_of_the_next_one():
@@ -53,9 +52,7 @@ def test_a_long_log_comes_in_whole_records_of_bounded_answers():
     for position in range(0, len(text), 1000):
         write(log, KEY, text[position : position + 1000], position)
     found, cursor = [], 0
-    while rows := read(log, KEY, cursor):
-        if not rows[0]:
-            break
+    while (rows := read(log, KEY, cursor))[0]:
         assert sum(len(row[3]) for row in rows[0]) <= MAX_INTEGERS
         found, cursor = found + rows[0], rows[1]
     assert sum((row[3] for row in found), []) == text and max(len(row[3]) for row in found) == module.PIECE_TOKENS

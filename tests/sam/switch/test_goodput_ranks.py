@@ -8,8 +8,6 @@ from sam.switch.policy import StepState
 from sam.switch.step_cost import StepCost, linear
 from tests.sam.switch.test_goodput import drafts_of
 
-ROWS_ALIKE = linear(20.0, 0.0, 0.5)
-
 
 def dear_drafts(token):
     """20 ms whatever requests run, and `token` for each of their drafts, as where attention slows down with them."""
@@ -18,9 +16,7 @@ def dear_drafts(token):
     return StepCost(requests, tokens, np.array([1]), cells[..., None])
 
 
-def dear_requests(request, row):
-    """20 ms, `request` for each request and `row` for each token, as where attention reads a long context."""
-    return linear(20.0, request, row)
+ALIKE, DEAR_REQUESTS = linear(20.0, 0.0, 0.5), linear(20.0, 2.0, 0.5)  # the latter as where a long context is read
 
 
 def chosen(policy, running, rows_elsewhere, acceptance):
@@ -41,8 +37,8 @@ def chosen(policy, running, rows_elsewhere, acceptance):
         # take 20 ms, and our 4 and their drafts 26.
         (3, dear_drafts(0.5), 4, [(16, 0.05, 0), (16, 0.3, 12)]),
         # Of 32 rows 24 may be drafts: 8 requests take no longer than our own.
-        (3, dear_requests(2.0, 0.5), 8, [(32, 0.01, 0)]),
-        (3, dear_requests(2.0, 0.5), 2, [(32, 0.01, 6)]),
+        (3, DEAR_REQUESTS, 8, [(32, 0.01, 0)]),
+        (3, DEAR_REQUESTS, 2, [(32, 0.01, 6)]),
     ],
 )
 def test_drafts_are_free_while_another_rank_takes_longer_and_no_further(k, table, running, cases):
@@ -50,13 +46,12 @@ def test_drafts_are_free_while_another_rank_takes_longer_and_no_further(k, table
         assert chosen(Goodput(k, table), running, rows_elsewhere, acceptance) == expected
 
 
-@pytest.mark.parametrize("table", [ROWS_ALIKE, dear_drafts(0.5), dear_requests(0.5, 0.5)])
+@pytest.mark.parametrize("table", [ALIKE, dear_drafts(0.5), linear(20.0, 0.5, 0.5)])
 def test_the_drafts_of_two_ranks_do_not_justify_each_other(table):
-    policies, running, rows, drafted = [Goodput(3, table), Goodput(3, table)], 8, [8, 8], []
+    policies, rows, drafted = [Goodput(3, table), Goodput(3, table)], [8, 8], []
     for step in range(12):
-        drafts = [chosen(policies[i], running, rows[1 - i], 0.9 if step < 2 else 0.02) for i in range(2)]
-        rows = [running + n for n in drafts]
-        drafted.append(drafts)
+        drafted.append([chosen(policies[i], 8, rows[1 - i], 0.9 if step < 2 else 0.02) for i in range(2)])
+        rows = [8 + n for n in drafted[-1]]
     assert drafted == [[24, 24]] * 2 + [[0, 0]] * 10
 
 
@@ -72,27 +67,20 @@ def test_no_token_below_the_floor_would_be_verified(seed):
     rng = np.random.default_rng(seed)
     running, elsewhere = int(rng.integers(1, 12)), int(rng.integers(0, 120))
     state = StepState(running, max_num_tokens_other_dp_ranks=elsewhere)
-    policy = Goodput(4, linear(10.0, rng.random(), rng.random()))
-    policy._is_on = True
-    plan, cost = policy.plan(state), policy.step_ms(state)
-    acceptance, offsets = drafts_of(rng, running, 4)
+    policy = Goodput(4, linear(10.0, *rng.random(2)))
+    plan, (acceptance, offsets) = policy.plan(state), drafts_of(rng, running, 4)
     taken = [acceptance[offsets[i] : offsets[i] + n] for i, n in enumerate(policy.choose(state, acceptance, offsets))]
-    assert plan.budget == 4
-    assert np.concatenate(taken).min(initial=1.0) >= plan.min_acceptance
-    assert (plan.min_acceptance == 0.0) == (cost[1] == cost[0])
-    if plan.min_acceptance:  # what the first token adds, as a share of the step without drafts
-        assert plan.min_acceptance == pytest.approx(running * (cost[1] / cost[0] - 1.0), rel=1e-3)
+    assert plan.budget == 4 and np.concatenate(taken).min(initial=1.0) >= plan.min_acceptance
 
 
 @pytest.mark.parametrize(
     "table, running, drafted, rows_elsewhere, learns",
     [
-        (ROWS_ALIKE, 8, 8, 0, True),
-        (ROWS_ALIKE, 8, 8, 16, True),
-        (ROWS_ALIKE, 8, 8, 17, False),
+        (ALIKE, 8, 8, 16, True),
+        (ALIKE, 8, 8, 17, False),
         (linear(20.0, 0.0, 0.0), 8, 8, 17, False),  # whatever the table says
-        (dear_requests(2.0, 0.5), 4, 12, 15, False),  # they may be 15 requests
-        (dear_requests(2.0, 0.5), 4, 12, 6, True),
+        (DEAR_REQUESTS, 4, 12, 15, False),  # they may be 15 requests
+        (DEAR_REQUESTS, 4, 12, 6, True),
         (dear_drafts(0.5), 16, 0, 12, False),  # they may be 3 requests with 9 drafts
         (dear_drafts(0.5), 16, 9, 12, True),
     ],
