@@ -21,7 +21,7 @@ from sam_recipe.launch.config import ConfigError
 from sam_recipe.record import CONFIG_FILE, METRICS_FILE, STATE_FILE, read_json, read_metrics
 
 LOG_FILE, ERROR_FILE = "train.log", "error.txt"  # the latter, in the private folder: the exception that ends a run
-LONGEST_REASON = 280  # characters
+LONGEST_REASON = 400  # characters
 # Titles set with setproctitle: a run cannot go on without any of these processes.
 ROLES = {
     "VLLM::EngineCore": "the vLLM engine",
