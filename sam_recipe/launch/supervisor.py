@@ -222,7 +222,7 @@ def _remove_shared_memory(since: float) -> None:
 
 
 def _stop(find: Callable[[], list[psutil.Process]]) -> None:
-    """Terminate, then kill, until none is found; reap those that ended below this process."""
+    """Terminate, then kill, until none is found."""
     deadline = time.monotonic() + TERMINATE_SECONDS
     for sign in (signal.SIGTERM, signal.SIGKILL):
         while found := find():
@@ -232,9 +232,6 @@ def _stop(find: Callable[[], list[psutil.Process]]) -> None:
             psutil.wait_procs(found, timeout=1.0)
             if sign == signal.SIGTERM and time.monotonic() > deadline:
                 break
-    with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
 
 
 def _descendants() -> list[psutil.Process]:
