@@ -145,8 +145,7 @@ class Watch:
     role), or a weight sync takes too long."""
 
     def __init__(self, run_directory: Path, error_file: Path, sync_seconds: float):
-        self.state_file, self.error_file = run_directory / STATE_FILE, error_file
-        self.sync_seconds = sync_seconds
+        self.state_file, self.error_file, self.sync_seconds = run_directory / STATE_FILE, error_file, sync_seconds
         self.dead: dict[str, str] = {}
         self._needed: dict[psutil.Process, str] = {}
         self._next_scan, self._over_since = 0.0, math.inf
