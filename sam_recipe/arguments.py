@@ -52,9 +52,9 @@ def folder_of(config_name: str) -> Path:
     return Path(config_name).absolute().parent if "/" in config_name else CONFIGS
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str | None:
+def did_you_mean(name: str, known: Iterable[str], likeness: float = 0.6) -> str | None:
     """What to do about a name that nothing knows; None: none of the known ones is like it."""
-    close = difflib.get_close_matches(str(name), list(map(str, known)), 1)
+    close = difflib.get_close_matches(str(name), list(map(str, known)), 1, likeness)
     return f"did you mean {close[0]}?" if close else None
 
 

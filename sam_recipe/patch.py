@@ -38,23 +38,20 @@ class Patches:
 
     @property
     def state(self) -> str:
-        """absent, wrong version, published, patched, half patched or edited."""
-        if self.installed != PATCHES.name:
-            return "wrong version" if self.installed else "absent"
-        found = {hunk.state() for hunk in self.hunks}
+        """not installed (in this version), published, patched, half patched or edited."""
+        found = {hunk.state() for hunk in self.hunks} or {"not installed"}
         return "edited" if "edited" in found else found.pop() if len(found) == 1 else "half patched"
 
     def problem(self) -> str | None:
         """Why the patches are not active, in one line with its fix; None if they are."""
-        wanted, apply = f"vllm-ascend=={PATCHES.name}", "run python -m sam_recipe.patch apply"
-        edited = next((str(hunk.path.relative_to(self.root)) for hunk in self.hunks if hunk.state() == "edited"), "")
-        return {
-            "absent": f"{wanted} is not installed here: run this with the Python that has it",
-            "published": f"{wanted} is not patched: {apply}",
-            "half patched": f"{wanted} is half patched: {apply}",
-            "wrong version": f"vllm-ascend {self.installed} is installed, the patches are for {wanted}: install that",
-            "edited": f"{edited} is neither as published nor as patched: save your changes, reinstall {wanted}",
-        }.get(self.state)
+        wanted, state = f"vllm-ascend=={PATCHES.name}", self.state
+        if state == "not installed":
+            return f"{wanted} is not installed here, but {self.installed}: run this with the Python that has it"
+        if state == "edited":
+            edited = next(hunk.path.relative_to(self.root) for hunk in self.hunks if hunk.state() == state)
+            return f"{edited} is neither as published nor as patched: save your changes, reinstall {wanted}"
+        apply = f"{wanted} is not patched ({state}): run python -m sam_recipe.patch apply"
+        return None if state == "patched" else apply
 
     def status(self) -> str:
         """The state of the package, in one line."""
@@ -62,9 +59,9 @@ class Patches:
         return f"vllm-ascend{where}: {self.state} ({', '.join(path.name for path in sorted(PATCHES.glob('*.patch')))})"
 
     def change(self, wanted: str) -> str:
-        """Bring every file to the state `wanted`, patched or published; returns the status. ValueError: edited, absent
-        or another version; nothing was changed."""
-        if self.state in ("absent", "wrong version", "edited"):
+        """Bring every file to the state `wanted`, patched or published; returns the status. ValueError: edited or not
+        installed; nothing was changed."""
+        if self.state in ("not installed", "edited"):
             raise ValueError(self.problem())
         for hunk in self.hunks:
             content = hunk.path.read_text()

@@ -48,7 +48,8 @@ def compose_config(config_name: str, overrides: list[str]) -> DictConfig:
                 if not (found := UNKNOWN.match(str(error))) or found[1].startswith(FREE_SECTIONS[:-1]):
                     raise
                 content = OmegaConf.to_container(compose(name, [search]))
-                meant = did_you_mean(found[1], [*content, *differences({}, content)]) or "check its spelling"
+                known = [*content, *differences({}, content)]  # sections, and keys with dots, which begin alike
+                meant = did_you_mean(found[1], known, 0.8) or "check its spelling"
                 raise ConfigError(f"{found[1]} does not exist in this config: {meant} [config.override]") from error
         config.config_name = name
         check_values(config)

@@ -29,7 +29,6 @@ FIRST_RAY_JOB = "01000000"
 ONE_THREAD = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "OMP_NUM_THREADS": "1"}
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 MAX_DESCRIPTORS = 253  # the kernel's limit for one message (SCM_MAX_FD)
-LENGTH_BYTES = 8  # of the number before a message
 
 
 def start(folder: Path, modules: list[str], environment: dict[str, str]) -> Path:
@@ -63,12 +62,12 @@ def _client(address: str, arguments: list[str]) -> int:
     """Have a process forked; returns its exit code. With the standard library alone."""
     descriptors = [int(name) for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")]
     request = {"arguments": arguments, "environment": dict(os.environ), "directory": os.getcwd()}
-    message = json.dumps({**request, "descriptors": descriptors}).encode()
+    message = json.dumps({**request, "descriptors": descriptors}).encode() + b"\n"
     connection, process = socket.socket(socket.AF_UNIX), ""
     numbers = connection.makefile("r")  # without any where the other side has ended, as when it is killed
     with suppress(OSError):
         connection.connect(address)
-        socket.send_fds(connection, [len(message).to_bytes(LENGTH_BYTES)], descriptors)
+        socket.send_fds(connection, [b"\n"], descriptors)
         connection.sendall(message)
         process = numbers.readline()
     if not process:
@@ -99,8 +98,8 @@ def _serve(listener: socket.socket, modules: list[str]) -> socket.socket:
 def _become(connection: socket.socket) -> None:
     """Take over what the client was started with, and run it."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    header, received, _, _ = socket.recv_fds(connection, LENGTH_BYTES, MAX_DESCRIPTORS)
-    request = json.loads(connection.recv(int.from_bytes(header), socket.MSG_WAITALL))
+    _, received, _, _ = socket.recv_fds(connection, 1, MAX_DESCRIPTORS)
+    request = json.loads(connection.makefile("rb").readline())
     arguments, environment, numbers = request["arguments"], request["environment"], request["descriptors"]
     # The received descriptors get the numbers that they have in the client, the connection a free one.
     above = max(numbers) + 1

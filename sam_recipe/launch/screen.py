@@ -21,7 +21,7 @@ from sam_recipe.launch.config import ConfigError
 from sam_recipe.record import CONFIG_FILE, METRICS_FILE, STATE_FILE, read_json, read_metrics
 
 LOG_FILE, ERROR_FILE = "train.log", "error.txt"  # the latter, in the private folder: the exception that ends a run
-LONGEST_REASON = 280  # characters
+LONGEST_REASON = 400  # characters
 # Titles set with setproctitle: a run cannot go on without any of these processes.
 ROLES = {
     "VLLM::EngineCore": "the vLLM engine",
@@ -136,13 +136,6 @@ def role_of(title: str) -> str | None:
     return next((role for start, role in ROLES.items() if start in title), None)
 
 
-def _role_said(text: str) -> str | None:
-    """The part of a run whose death an exception tells of: vLLM's says the engine's, Ray's has the actor's class."""
-    if name := re.search(r"\bclass_name: ([\w.:<>]+)", text):
-        return role_of(f"ray::{name[1].rpartition('.')[2]}") or name[1]
-    return ROLES["VLLM::EngineCore"] if "EngineDeadError" in text else None
-
-
 def is_death(text: str) -> bool:
     """Whether an exception says no more than that a process died."""
     return RAISED not in text and any(name in text for name in DEATHS)
@@ -160,8 +153,10 @@ def failed(code: int, dead: dict[str, str], text: str, run_directory: Path, orig
     if lost := re.search(r"\bNodeLostError: (.+)", text):
         return Ending(code, lost[1], "start Ray there again, or on another node")
     if dead or is_death(text):
-        said = _role_said(text)
-        # Ray's message has the node's address where the process ran on another node.
+        # vLLM's message says the engine's, Ray's has the actor's class, and the address of another node.
+        said = ROLES["VLLM::EngineCore"] if "EngineDeadError" in text else None
+        if name := re.search(r"\bclass_name: ([\w.:<>]+)", text):
+            said = role_of(f"ray::{name[1].rpartition('.')[2]}") or name[1]
         address = None if dead else re.search(r"^\s*ip: ([\w.:<>]+)", text, re.MULTILINE)
         died = dead.get(said) or next(iter(dead.values()), said or "a process of Ray")
         reason = f"{died} was killed or crashed" + (f" on {address[1]}" if address else "")

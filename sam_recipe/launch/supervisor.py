@@ -145,8 +145,7 @@ class Watch:
     role), or a weight sync takes too long."""
 
     def __init__(self, run_directory: Path, error_file: Path, sync_seconds: float):
-        self.state_file, self.error_file = run_directory / STATE_FILE, error_file
-        self.sync_seconds = sync_seconds
+        self.state_file, self.error_file, self.sync_seconds = run_directory / STATE_FILE, error_file, sync_seconds
         self.dead: dict[str, str] = {}
         self._needed: dict[psutil.Process, str] = {}
         self._next_scan, self._over_since = 0.0, math.inf
@@ -222,7 +221,7 @@ def _remove_shared_memory(since: float) -> None:
 
 
 def _stop(find: Callable[[], list[psutil.Process]]) -> None:
-    """Terminate, then kill, until none is found; reap those that ended below this process."""
+    """Terminate, then kill, until none is found."""
     deadline = time.monotonic() + TERMINATE_SECONDS
     for sign in (signal.SIGTERM, signal.SIGKILL):
         while found := find():
@@ -232,9 +231,6 @@ def _stop(find: Callable[[], list[psutil.Process]]) -> None:
             psutil.wait_procs(found, timeout=1.0)
             if sign == signal.SIGTERM and time.monotonic() > deadline:
                 break
-    with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
 
 
 def _descendants() -> list[psutil.Process]:

@@ -97,7 +97,7 @@ def packages_and_variables(config: DictConfig) -> Iterator[str]:
     """What this machine lacks, or has otherwise than the recipe runs with."""
     yield from (wrong for *_, wrong in of_machine(config.trainer.device) if wrong)
     patches = Patches()
-    if config.trainer.device == "npu" and patches.state != "absent" and (said := patches.problem()):
+    if config.trainer.device == "npu" and patches.state != "not installed" and (said := patches.problem()):
         yield f"{said} [ascend.patches]"
 
 

@@ -3,6 +3,7 @@
 Each check yields lines: what was found, what was expected, what to do, and a code in brackets.
 """
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,11 +38,16 @@ def keys(config: DictConfig) -> Iterator[str]:
 
     A section of a user's own config, which other keys may refer to, is none unless its name is like one of theirs.
     """
-    content, engine = OmegaConf.to_container(config), "megatron" if uses_megatron(config) else "dp"
+    content, known = OmegaConf.to_container(config), _verls_keys("megatron" if uses_megatron(config) else "dp") | OWN
+    yield from _unlike({name: content[name] for name in content if name in known or did_you_mean(name, known)}, known)
+
+
+@functools.cache
+def _verls_keys(engine: str) -> dict:
+    """Those of verl's own config, with their defaults."""
     GlobalHydra.instance().clear()
     with initialize_config_dir(verl_configs().removeprefix("file://"), version_base="1.3"):
-        known = OmegaConf.to_container(compose("ppo_trainer", [f"model_engine={engine}"]), resolve=True) | OWN
-    yield from _unlike({name: content[name] for name in content if name in known or did_you_mean(name, known)}, known)
+        return OmegaConf.to_container(compose("ppo_trainer", [f"model_engine={engine}"]), resolve=True)
 
 
 def _unlike(found: dict, known: dict, path: str = "") -> Iterator[str]:

@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 from sam_recipe.launch.config import ConfigError
 from sam_recipe.preflight.settings import model_of
 
-LONGEST_REASON = 200  # characters; some of vLLM's errors list every attention backend
+LONGEST_REASON = 300  # characters; some of vLLM's errors list every attention backend
 
 
 def check(config: DictConfig) -> None:

@@ -1,7 +1,5 @@
 """Every config, drafter and scale, through Hydra, verl's validation and vLLM's argument parser."""
 
-import re
-
 import pytest
 from verl.utils.config import validate_config
 

@@ -119,14 +119,6 @@ def test_a_mistake_in_a_users_own_config_is_one_line(tmp_path, text, said):
     assert said in line and "\n" not in line
 
 
-def test_verls_balancer_is_the_default_on_every_device():
-    for path in sorted(CONFIGS.glob("dapo_*.yaml")):
-        config = compose_config(path.stem, [])
-        assert config.routing.policy == "verl" and config.routing.chunk_tokens is None, path.stem
-        assert config.actor_rollout_ref.rollout.router_config_path is None
-        assert routing.describe(config) == "verl's balancer (routing=context: the recipe's router)"
-
-
 def test_the_recipes_router_has_a_file_of_its_own_and_a_users_is_not_replaced(tmp_path):
     words = ["routing=context", "routing.chunk_tokens=64", "run_dir=/a/run", "speculation.scope=history"]
     config = compose_config("dapo_tiny_cpu", words)

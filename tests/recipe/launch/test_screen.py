@@ -60,7 +60,9 @@ The above exception was the direct cause of the following exception:
 
 sam_recipe.trainer.NodeLostError: node 10.0.0.2 is lost: its Ray
 """
-REFUSED = "ray.exceptions.RayTaskError(ConfigError): ray::T.run()\nsam_recipe.launch.config.ConfigError: dtype=x [config.vllm]"
+REFUSED = """ray.exceptions.RayTaskError(ConfigError): ray::TaskRunner.run()
+sam_recipe.launch.config.ConfigError: dtype=x [config.vllm]
+"""
 UNLOADABLE = """ray.exceptions.ActorDiedError: The actor died because of an error raised in its creation task, ray::A()
 RuntimeError: Error loading module from module_path='/my/reward.py'
 """

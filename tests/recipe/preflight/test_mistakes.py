@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from sam_recipe import preflight
+from sam_recipe.launch import routing
 from sam_recipe.launch.config import CONFIGS, ConfigError, compose_config
 from sam_recipe.launch.versions import installed
 from sam_recipe.patch import Patches
@@ -79,6 +80,7 @@ def test_a_good_node_has_no_problem_and_no_config_of_the_recipes_is_refused(node
         config = composed(name)
         found = [one for find in (compatibility.values, settings.keys, settings.sizes) for one in find(config)]
         assert found == list(compatibility.warnings(config)) == [], name
+        assert routing.describe(config) == "verl's balancer (routing=context: the recipe's router)", name
 
 
 @pytest.mark.parametrize(
