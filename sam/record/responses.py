@@ -111,18 +111,16 @@ def _from_arrays(path: Path) -> Recording:
     arrays = npz_arrays(path, str(path))
     for name in ARRAYS:
         expect(name in arrays, str(path), f"the arrays {', '.join(ARRAYS)}", sorted(arrays))
-    prompts, pieces = _texts(arrays, "prompt", path), _texts(arrays, "response", path)
-    has_epochs = "response_epoch" in arrays
-    epoch_of = arrays.get("response_epoch", np.zeros(len(pieces), np.int32))
-    numbers = whole_numbers(arrays["response_prompt"], len(prompts) - 1, f"{path}, response_prompt")
-    for name, its in (("response_prompt", numbers), ("response_epoch", epoch_of)):
-        expect(len(its) == len(pieces), f"{path}, {name}", f"{len(pieces)} numbers", len(its))
-    responses: list[list[np.ndarray]] = [[] for _ in prompts]
-    epochs: list[list[int]] = [[] for _ in prompts]
-    for prompt, response, epoch in zip(numbers, pieces, epoch_of.tolist(), strict=True):
-        responses[prompt].append(response)
-        epochs[prompt].append(epoch)
-    return Recording(prompts, responses, epochs if has_epochs else None)
+    texts = {of: _texts(arrays, of, path) for of in ("prompt", "response")}
+    size = len(texts["response"])
+    epoch_of = arrays.get("response_epoch", np.zeros(size, np.int32))
+    prompt_of = whole_numbers(arrays["response_prompt"], len(texts["prompt"]) - 1, f"{path}, response_prompt")
+    for name, its in (("response_prompt", prompt_of), ("response_epoch", epoch_of)):
+        expect(len(its) == size, f"{path}, {name}", f"{size} numbers", len(its))
+    of_prompt = [np.flatnonzero(prompt_of == number) for number in range(len(texts["prompt"]))]
+    responses = [[texts["response"][i] for i in its] for its in of_prompt]
+    epochs = [epoch_of[its].tolist() for its in of_prompt] if "response_epoch" in arrays else None
+    return Recording(texts["prompt"], responses, epochs)
 
 
 def _texts(arrays: dict[str, np.ndarray], of: str, path: Path) -> list[np.ndarray]:

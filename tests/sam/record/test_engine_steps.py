@@ -25,9 +25,8 @@ def test_what_is_saved_is_loaded(tmp_path):
 @pytest.mark.parametrize(
     "arrays, said",
     [
-        ({"drafted": np.array([0.5, 1])}, "drafted: numbers of another kind"),
         ({"running": np.array([1])}, "not engine steps .*'running': 1.*"),
-        ({"preemptions": np.array([1, 2])}, "preemptions: expected an array of 0 dimensions"),
+        ({"preemptions": np.array([1, 2])}, "not engine steps"),
     ],
 )
 def test_what_is_not_engine_steps_is_one_line_with_the_array(tmp_path, arrays, said):
