@@ -66,7 +66,7 @@ def strip(axes, x, y, width, text, fill) -> None:
 
 
 FILES = "metrics.jsonl, rollouts/, engine_steps/,\ncheckpoints/, train.log, state.json"
-WORKERS = "SessionWorker: FSDP2 or Megatron\nlog-probabilities, update,\nsend the weights"
+WORKERS = "verl's worker: FSDP2 or Megatron\nlog-probabilities, update,\nsend the weights"
 TRAINER = "DapoTrainer: verl's trainer, in order\nDapoRounds: dynamic sampling\nwrites the record"
 # Title, lower left corner, width, height, fill, lines.
 PROCESSES = (

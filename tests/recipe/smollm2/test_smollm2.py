@@ -38,6 +38,7 @@ def folder(tmp_path_factory):
     return output
 
 
+@pytest.mark.long
 @installed
 def test_the_model_answers(folder):
     assert [len(pandas.read_parquet(folder / f"{split}.parquet")) for split in ("train", "val")] == [6, 4]
@@ -61,6 +62,7 @@ HARD_TEXTS = (
 )
 
 
+@pytest.mark.long
 @installed
 def test_ids_are_those_of_the_ggufs_tokenizer(folder):
     """As transformers reads it, but for the begin token; saved and loaded again, transformers' own is another one."""
