@@ -81,7 +81,7 @@ PROCESSES = (
         "sam_recipe.main_dapo as a child: ray.init;\nends all if the supervisor is killed",
     ),
     ("run_dir", 79, 65, 29, 7.5, "#ffffff", FILES),
-    ("training workers", 3, 46.5, 30, 11, DOOR, WORKERS),
+    ("training workers", 3, 46.5, 30, 11, UPSTREAM, WORKERS),
     ("TaskRunner", 40, 46.5, 30, 11, DOOR, TRAINER),
     ("TransferQueue", 79, 46.5, 28, 11, UPSTREAM, "prompts, responses and rewards,\nbetween the actors"),
     ("agent loops", 40, 31.5, 30, 8, DOOR, "SeededWorker: a seed for every response\ntoken ids in, token ids out"),
