@@ -20,7 +20,7 @@ skill and still errs at temperature 1: this is what reinforcement learning then 
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import exp
 from random import Random
@@ -105,9 +105,9 @@ def draw_problem(random: Random, settings: TaskSettings) -> Problem:
     return Problem(start, lines, random.randrange(MODULUS), random.randrange(MODULUS))
 
 
-def draw_problems(random: Random, settings: TaskSettings, excluded: Iterable[Problem] = ()) -> Iterator[Problem]:
-    """An endless stream of different problems, none of them among `excluded`."""
-    seen = set(excluded)
+def draw_problems(random: Random, settings: TaskSettings) -> Iterator[Problem]:
+    """An endless stream of different problems."""
+    seen = set()
     while True:
         problem = draw_problem(random, settings)
         if problem not in seen:
