@@ -77,17 +77,18 @@ def own_run(own, assets, name, *overrides):
     return Run.load(own / name), "\n".join(screen)
 
 
-def verls_run(python, own, assets, name, *overrides):
-    """A run of verl's main_ppo, by a Python that has the wheel: metrics by step, texts by step and prompt, its log."""
+def verls_run(own, assets, name, *overrides, python=sys.executable, **environment):
+    """A run of verl's main_ppo: metrics by step, texts by step and prompt, its log."""
     folder = own / name
     words = [
         SEARCH, *GRPO, f"assets={assets}", "data.train_files=verls.parquet", "data.val_files=verls.parquet",
         "reward.custom_reward_function.path=own_reward.py", "reward.custom_reward_function.name=count",
-        "trainer.test_freq=-1", "trainer.logger=[console,file]", *TOOLS, *overrides,
+        "trainer.test_freq=-1", "trainer.logger=[console,file]", *TOOLS, "trainer.n_gpus_per_node=1",
+        "actor_rollout_ref.rollout.seed=0", *overrides,
         f"trainer.default_local_dir={folder}", f"trainer.rollout_data_dir={folder}/rollouts", f"hydra.run.dir={own}",
     ]  # fmt: skip
     # Ray's workers would wait for all else on the machine.
-    variables = CPU | {"RAY_worker_niceness": "0", "VERL_FILE_LOGGER_PATH": str(own / f"{name}.jsonl")}
+    variables = CPU | {"RAY_worker_niceness": "0", "VERL_FILE_LOGGER_PATH": str(own / f"{name}.jsonl"), **environment}
     done = subprocess.run(
         [python, "-m", "verl.trainer.main_ppo", *words],
         env=os.environ | variables, cwd=own, capture_output=True, text=True, timeout=15 * MINUTES,
