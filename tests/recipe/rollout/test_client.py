@@ -46,8 +46,10 @@ class Server:
 
 
 class Router:
-    def __init__(self, servers, waiting=()):
-        self.servers, self.told, self.released, self.waiting = dict(servers), [], [], list(waiting)
+    """Of one server, and with so many requests left at each placement."""
+
+    def __init__(self, server, waiting=()):
+        self.server, self.told, self.released, self.waiting = server, [], [], list(waiting)
         for name in ("acquire", "proceed", "fail"):
             setattr(self, name, SimpleNamespace(remote=partial(self._place, name)))
         self.release = SimpleNamespace(remote=lambda name, tokens: self.released.append(tokens))
@@ -55,22 +57,19 @@ class Router:
     async def _place(self, name, *told):
         self.told.append((name, *told[name != "acquire" :]))
         if name == "fail":
-            self.servers.pop(told[1])
-        if not self.servers:
             raise RuntimeError("No available servers in load balancer")
-        return Placement(*next(iter(self.servers.items())), self.waiting.pop(0) if self.waiting else 0)
+        return Placement("a", self.server, self.waiting.pop(0) if self.waiting else 0)
 
 
 ROLLOUT = {"name": "vllm", "max_model_len": 64, "prompt_length": 14, "response_length": 50}
 
 
-def generate(chunk, servers=None, waiting=(), **sampling):
+def generate(chunk, server=None, waiting=(), **sampling):
     config = OmegaConf.create({"actor_rollout_ref": {"rollout": ROLLOUT}, "routing": {"chunk_tokens": chunk}})
-    servers = servers or {"a": Server()}
-    router = Router(servers, waiting)
+    router = Router(server := server or Server(), waiting)
     client = RoutedClient(config, router)
     output = asyncio.run(client.generate("r", prompt_ids=[1, 2, 3], sampling_params=sampling))
-    return output, router, [ask for one in servers.values() for ask in one.asked]
+    return output, router, server.asked
 
 
 def test_chunks_are_joined():
@@ -106,14 +105,6 @@ def test_what_reads_the_responses_own_tokens_is_not_divided(parameters, chunks):
     assert len(generate(20, **parameters)[2]) == chunks
 
 
-def test_with_no_replica_left_the_death_is_the_error():
-    def die(output, before):
-        raise RayActorError()
-
-    with pytest.raises(RayActorError):
-        generate(20, {"a": Server(die)})
-
-
 def test_the_engine_is_told_how_many_wait_behind_a_chunk():
     output, _, asked = generate(20, waiting=(7, 0, 2))
     assert output.token_ids == RESPONSE
@@ -128,6 +119,14 @@ def test_an_aborted_chunk_ends_its_response_with_the_tokens_so_far():
     def abort(output, before):
         return TokenOutput(token_ids=[], stop_reason="aborted") if before == 1 else output
 
-    output, router, _ = generate(20, {"a": Server(abort)})
+    output, router, _ = generate(20, Server(abort))
     assert (output.token_ids, output.stop_reason) == (RESPONSE[:20], "aborted")
     assert router.released == [None], "its length says nothing about its group"
+
+
+def test_with_no_replica_left_the_death_is_the_error():
+    def die(output, before):
+        raise RayActorError()
+
+    with pytest.raises(RayActorError):
+        generate(20, Server(die))
