@@ -84,11 +84,7 @@ def sample_responses(target: PreTrainedModel, prompts: list[list[int]], settings
 
 
 def make_student(target: PreTrainedModel, layers: int) -> PreTrainedModel:
-    """The target with its first layers only.
-
-    Raises:
-        ValueError: the target has fewer layers.
-    """
+    """The target with its first layers only; ValueError if it has fewer."""
     config = copy.deepcopy(target.config)
     if not 1 <= layers <= config.num_hidden_layers:
         raise ValueError(f"layers={layers}: expected 1 to {config.num_hidden_layers}, the target's")
@@ -174,11 +170,8 @@ def acceptance(student: PreTrainedModel, examples: Iterable[Example]) -> list[fl
 
 
 def prepare_drafter(assets: Path, settings: Settings) -> bool:
-    """Puts a draft model for assets/model into assets, unless it is there; says whether it did.
-
-    Raises:
-        ValueError: there is no target or no prompts, or the folder holds something else.
-    """
+    """Puts a draft model for assets/model into assets, unless it is there; says whether it did. ValueError if there is
+    no target or no prompts, or the folder holds something else."""
     target, prompts = assets / "model", assets / "train.parquet"
     for path in (target / "config.json", prompts):
         if not path.is_file():

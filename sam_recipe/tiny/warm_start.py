@@ -20,27 +20,19 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class WarmStartSettings:
-    """How the warm start trains.
-
-    Attributes:
-        steps: optimizer steps.
-        short_share: share of the steps, at the beginning, that see short chains only: looking numbers up is learnt
-            there several times faster than on chains of all lengths.
-        short_lines: most lines of a short chain.
-        tokens_per_step: tokens of a batch, padding included; sequences of like length share one.
-        learning_rate: peak, reached after warmup_steps, then a cosine down to a tenth of it.
-        threads: CPU threads; sums are grouped by thread, so results repeat exactly for a given count.
-    """
+    """How the warm start trains."""
 
     steps: int = 1600
+    # Of the steps, at the beginning, that see short chains only: looking numbers up is learnt there several times
+    # faster than on chains of all lengths.
     short_share: float = 0.2
-    short_lines: int = 6
-    tokens_per_step: int = 2048
-    learning_rate: float = 3e-3
+    short_lines: int = 6  # at most, of a short chain
+    tokens_per_step: int = 2048  # of a batch, padding included; sequences of like length share one
+    learning_rate: float = 3e-3  # peak, reached after warmup_steps, then a cosine down to a tenth of it
     warmup_steps: int = 50
     weight_decay: float = 0.01
     max_gradient_norm: float = 1.0
-    threads: int = 2
+    threads: int = 2  # of the CPU; sums are grouped by thread, so results repeat exactly for a given count
 
 
 @contextmanager
