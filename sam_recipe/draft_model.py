@@ -39,8 +39,7 @@ FOLDER = "draft_model"
 WIDTH = 128  # the tiny model's; Adam's rate falls as 1 / width (Yang et al., Tensor Programs V, arXiv:2203.03466)
 MOST_LOGITS = 1 << 25  # numbers in a step's logits
 POSITIONS = 8  # of a draft, of which acceptance is said
-Example = tuple[list[int], list[int]]
-"""Token ids of a prompt and of a response."""
+Example = tuple[list[int], list[int]]  # token ids of a prompt and of a response
 
 
 @dataclass(frozen=True)
@@ -198,7 +197,6 @@ def _build(folder: Path, assets: Path, settings: Settings) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Read the command line, make the draft model."""
     shown = argparse.ArgumentDefaultsHelpFormatter
     parser = argparse.ArgumentParser(prog="sam distil", description=__doc__, formatter_class=shown)
     parser.add_argument("--assets", type=Path, required=True, help="folder with model/ and train.parquet")

