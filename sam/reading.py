@@ -95,15 +95,6 @@ def token_ids(values: Any, place: str) -> np.ndarray:
     return np.array(values, dtype=np.int32)
 
 
-def whole_numbers(array: np.ndarray, most: int, place: str) -> np.ndarray:
-    """int64 [length] of an array of whole numbers from 0 to `most`."""
-    expect(array.ndim == 1, place, "an array of one dimension", array.shape)
-    expect(array.dtype.kind in "iu" or not array.size, place, "whole numbers", array.dtype.name)
-    for number in ((array < 0) | (array > most)).nonzero()[0][:1]:
-        expect(False, f"{place}[{number}]", f"0 to {most}", array[number].item())
-    return array.astype("int64")
-
-
 def content_of(path: Path) -> bytes:
     try:
         return path.read_bytes()

@@ -1,21 +1,19 @@
 """`sam data --output DIR [NAMES]`: the math data sets in verl's parquet format, one row per problem.
 
-Published files come from the Hugging Face hub, or with --from FOLDER from there. Each output has its checksum in
-DIR/manifest.json; a second call makes only what is missing or differs.
+Published files come from the Hugging Face hub, or with --from FOLDER from there. A second call makes what is missing.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from sam.command import Parser, run_command
-from sam.reading import ReadError, expect, json_object, one_line
+from sam.reading import ReadError, expect, one_line
 from sam.record import replacing
 from sam.record.tokenizer import check_chat
 
@@ -28,35 +26,26 @@ GSM8K_INSTRUCTION = 'Let\'s think step by step and output the final answer after
 
 def _published(frame: pandas.DataFrame, place: str) -> pandas.DataFrame:
     """DAPO-Math-17k and AIME-2024 come in verl's format, each problem many times over: verl repeats by itself."""
-    import numpy as np
     import pandas
 
-    for column in COLUMNS:
-        expect(column in frame, place, f"the published file with a column {column}", list(frame))
     texts = []
     for number, row in enumerate(frame[list(COLUMNS)].to_dict("records"), start=1):
-        chat = [dict(one) if isinstance(one, dict) else one for one in np.atleast_1d(row["prompt"]).tolist()]
-        check_chat(chat, f"{place}, row {number}, prompt")
+        with one_line(of_row := f"{place}, row {number}", "not a row of the published file"):
+            check_chat(chat := list(row["prompt"]), f"{of_row}, prompt")
+            for text in (row["data_source"], row["reward_model"]["ground_truth"]):
+                expect(isinstance(text, str) and bool(text), of_row, "texts as data_source and ground_truth", text)
         texts.append(json.dumps(chat, sort_keys=True, default=str))
-        answer = row["reward_model"].get("ground_truth") if isinstance(row["reward_model"], dict) else None
-        _text(answer, f"{place}, row {number}, reward_model.ground_truth")
-        _text(row["data_source"], f"{place}, row {number}, data_source")
     return frame[~pandas.Series(texts, frame.index, dtype=object).duplicated()].reset_index(drop=True)
 
 
 def _gsm8k(frame: pandas.DataFrame, place: str) -> pandas.DataFrame:
     import pandas
 
-    for column in ("question", "answer"):
-        expect(column in frame, place, f"the published file with a column {column}", list(frame))
     rows = []
-    for index, (question, answer) in enumerate(zip(frame.question, frame.answer, strict=True)):
-        question, answer = (
-            _text(text, f"{place}, row {index + 1}, {name}")
-            for name, text in (("question", question), ("answer", answer))
-        )
-        found = re.search(r"#### (\-?[0-9\.,]+)", answer)
-        expect(found is not None, f"{place}, row {index + 1}, answer", "a number after ####", answer)
+    for index, (question, answer) in enumerate(zip(frame["question"], frame["answer"], strict=True)):
+        found = re.search(r"#### (\-?[0-9\.,]+)", str(answer))
+        is_whole = found is not None and isinstance(question, str)
+        expect(is_whole, f"{place}, row {index + 1}", "a question, and an answer with a number after ####", answer)
         rows.append(
             {
                 "data_source": "openai/gsm8k",
@@ -67,11 +56,6 @@ def _gsm8k(frame: pandas.DataFrame, place: str) -> pandas.DataFrame:
             }
         )
     return pandas.DataFrame(rows, columns=COLUMNS)
-
-
-def _text(value: Any, place: str) -> str:
-    expect(isinstance(value, str) and bool(value.strip()), place, "a text", value)
-    return value
 
 
 class Source(NamedTuple):
@@ -117,28 +101,16 @@ def prepare(name: str, output: Path, folder: Path | None = None) -> str:
     """
     import pandas
 
-    manifest_path = output / "manifest.json"
-    manifest = json_object(manifest_path) if manifest_path.exists() else {}
-    target, known = output / f"{name}.parquet", manifest.get(name)
-    if target.exists() and isinstance(known, dict) and known.get("sha256") == _digest(target):
-        return f"{target}: complete, {known.get('rows')} rows"
-    source_path = _fetch(SOURCES[name], folder)
-    with one_line(str(source_path), "not the published file"):
-        frame = pandas.read_parquet(source_path)
-    frame = SOURCES[name].convert(frame, str(source_path))
-    expect(len(frame) > 0, str(source_path), "the published file", "no rows")
+    if (target := output / f"{name}.parquet").exists():
+        return f"{target}: is there; remove it to have it made anew"
+    path = _fetch(SOURCES[name], folder)
+    with one_line(str(path), "not the published file"):
+        frame = SOURCES[name].convert(pandas.read_parquet(path), str(path))
+        expect(len(frame) > 0, str(path), "the published file", "no rows")
     output.mkdir(parents=True, exist_ok=True)
     with replacing(target) as partial:
         frame[list(COLUMNS)].to_parquet(partial)
-    manifest[name] = {"rows": len(frame), "sha256": _digest(target), "source_sha256": _digest(source_path)}
-    with replacing(manifest_path) as partial:
-        partial.write_text(json.dumps(manifest, indent=1) + "\n")
-    return f"{target}: {len(frame)} rows from {source_path.name}"
-
-
-def _digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return f"{target}: {len(frame)} rows from {path.name}"
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,8 +1,8 @@
 """`sam distil --assets DIR`: a draft model of a few layers for DIR/model, distilled from its own responses.
 
 It goes into DIR/draft_model, with tokenizer, as transformers and vLLM load it: what speculation.draft_model takes. The
-prompts are those of DIR/train.parquet; how many of its tokens held-out responses have too is said at the end. A second
-call with the same settings and target returns at once.
+prompts are those of DIR/train.parquet; how many of its tokens held-out responses have too is said when it is built. A
+second call with the same settings and target returns at once.
 
 The student is the target with fewer layers, begun with the target's weights, and learns the target's distribution of
 every response token (Hinton et al., 2015: the cross-entropy to the teacher's probabilities).
@@ -17,7 +17,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import argparse
 import copy
 import hashlib
-import json
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -32,17 +31,15 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from sam.bench.prompts import read_prompts
 from sam.command import run_command
-from sam.reading import json_object, one_line
 from sam.record.tokenizer import Tokenizer
 from sam_recipe.record import build_once
 from sam_recipe.tiny.warm_start import deterministic
 
-FOLDER, ACCEPTANCE = "draft_model", "acceptance.json"
+FOLDER = "draft_model"
 WIDTH = 128  # the tiny model's; Adam's rate falls as 1 / width (Yang et al., Tensor Programs V, arXiv:2203.03466)
 MOST_LOGITS = 1 << 25  # numbers in a step's logits
 POSITIONS = 8  # of a draft, of which acceptance is said
-Example = tuple[list[int], list[int]]
-"""Token ids of a prompt and of a response."""
+Example = tuple[list[int], list[int]]  # token ids of a prompt and of a response
 
 
 @dataclass(frozen=True)
@@ -62,47 +59,31 @@ class Settings:
 
 def sample_responses(target: PreTrainedModel, prompts: list[list[int]], settings: Settings) -> list[Example]:
     """Draw the target's responses to prompts, given as token ids, at temperature 1."""
+    ends = target.generation_config.eos_token_id
+    ends = {ends} if isinstance(ends, int) else set(ends or ())
+    padding, examples = next(iter(ends), 0), []
+    options = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "pad_token_id": padding}
+    options |= {"max_new_tokens": settings.response_tokens, "num_return_sequences": settings.samples}
     # Prompts at once. For padded ones transformers copies the KV cache of all heads at every token, which a wide target
     # feels more than reading its weights again.
-    done, each = [], 16 if target.config.hidden_size <= WIDTH else 1
-    with tqdm(total=len(prompts), desc="responses of the target", mininterval=5.0) as progress:
-        for begin in range(0, len(prompts), each):
-            batch = prompts[begin : begin + each]
-            done += _answer(target, batch, settings, settings.seed + begin)
-            progress.update(len(batch))
-    return done
-
-
-def _answer(target: PreTrainedModel, prompts: list[list[int]], settings: Settings, seed: int) -> list[Example]:
-    longest, ends = max(map(len, prompts)), target.generation_config.eos_token_id
-    ends = {ends} if isinstance(ends, int) else set(ends or ())
-    padding = next(iter(ends), 0)
+    each = 16 if target.config.hidden_size <= WIDTH else 1
     with torch.random.fork_rng(devices=[]), torch.inference_mode():
-        torch.manual_seed(seed)
-        texts = target.generate(
-            input_ids=torch.tensor([[padding] * (longest - len(prompt)) + prompt for prompt in prompts]),
-            attention_mask=torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]),
-            do_sample=True,
-            temperature=1.0,
-            top_k=0,
-            top_p=1.0,
-            max_new_tokens=settings.response_tokens,
-            num_return_sequences=settings.samples,
-            pad_token_id=padding,
-        )
-    examples = []
-    for i, text in enumerate(texts[:, longest:].tolist()):
-        end = next((at + 1 for at, token in enumerate(text) if token in ends), len(text))
-        examples.append((prompts[i // settings.samples], text[:end]))
+        for begin in tqdm(range(0, len(prompts), each), desc="responses of the target", mininterval=5.0):
+            batch = [torch.tensor(prompt) for prompt in prompts[begin : begin + each]]
+            ids, real = (
+                pad_sequence(its, True, value, padding_side="left")
+                for its, value in ((batch, padding), ([torch.ones_like(one) for one in batch], 0))
+            )
+            torch.manual_seed(settings.seed + begin)
+            texts = target.generate(input_ids=ids, attention_mask=real, **options)
+            for i, text in enumerate(texts[:, ids.shape[1] :].tolist()):
+                end = next((at + 1 for at, token in enumerate(text) if token in ends), len(text))
+                examples.append((prompts[begin + i // settings.samples], text[:end]))
     return examples
 
 
 def make_student(target: PreTrainedModel, layers: int) -> PreTrainedModel:
-    """The target with its first layers only.
-
-    Raises:
-        ValueError: the target has fewer layers.
-    """
+    """The target with its first layers only; ValueError if it has fewer."""
     config = copy.deepcopy(target.config)
     if not 1 <= layers <= config.num_hidden_layers:
         raise ValueError(f"layers={layers}: expected 1 to {config.num_hidden_layers}, the target's")
@@ -140,18 +121,16 @@ def train(target, student, examples: list[Example], settings: Settings) -> list[
     with torch.no_grad():  # once, as a pass of the target takes longer than all else
         states = [_states(target, padded([example])[0])[0] for example in examples]
     student.train()
-    with tqdm(total=settings.steps, desc="distilling", mininterval=5.0) as progress:
-        for step in range(settings.steps):
-            optimizer.param_groups[0]["lr"] = peak * (1.0 - 0.9 * step / settings.steps)
-            chosen = np.random.default_rng([settings.seed, step]).integers(len(examples), size=settings.sequences)
-            loss = loss_of(target, student, [examples[i] for i in chosen], [states[i] for i in chosen])
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(student.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            losses.append(loss.item())
-            progress.set_postfix(loss=f"{losses[-1]:.3f}", refresh=False)
-            progress.update()
+    for step in (progress := tqdm(range(settings.steps), desc="distilling", mininterval=5.0)):
+        optimizer.param_groups[0]["lr"] = peak * (1.0 - 0.9 * step / settings.steps)
+        chosen = np.random.default_rng([settings.seed, step]).integers(len(examples), size=settings.sequences)
+        loss = loss_of(target, student, [examples[i] for i in chosen], [states[i] for i in chosen])
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(student.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(loss.item())
+        progress.set_postfix(loss=f"{losses[-1]:.3f}", refresh=False)
     student.eval()
     return losses
 
@@ -190,19 +169,14 @@ def acceptance(student: PreTrainedModel, examples: Iterable[Example]) -> list[fl
 
 
 def prepare_drafter(assets: Path, settings: Settings) -> bool:
-    """Puts a draft model for assets/model into assets, unless it is there; says whether it did.
-
-    Raises:
-        ValueError: there is no target or no prompts, or the folder holds something else.
-    """
+    """Puts a draft model for assets/model into assets, unless it is there; says whether it did. ValueError if there is
+    no target or no prompts, or the folder holds something else."""
     target, prompts = assets / "model", assets / "train.parquet"
     for path in (target / "config.json", prompts):
         if not path.is_file():
             raise ValueError(f"no {path}: make model and data first, or name their folder with --assets")
-    weights = {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(target.glob("*.safetensors"))
-    }
-    settled = asdict(settings) | {"target": weights}
+    files = sorted(target.glob("*.safetensors"))
+    settled = asdict(settings) | {"target": {one.name: hashlib.sha256(one.read_bytes()).hexdigest() for one in files}}
     made_of = Path(__file__), "torch", "transformers"
     return build_once(assets / FOLDER, "draft model", settled, made_of, lambda folder: _build(folder, assets, settings))
 
@@ -218,18 +192,11 @@ def _build(folder: Path, assets: Path, settings: Settings) -> None:
         shares = acceptance(student, examples[trained:])
     student.save_pretrained(folder)
     Tokenizer(assets / "model").whole.save_pretrained(folder)
-    (folder / ACCEPTANCE).write_text(json.dumps({"responses": len(examples) - trained, "by_position": shares}) + "\n")
-
-
-def _said(folder: Path) -> str:
-    with one_line(str(folder / ACCEPTANCE), "remove the folder and build it again"):
-        found = json_object(folder / ACCEPTANCE)
-        shares = ", ".join(f"{share:.0%}" for share in found["by_position"])
-    return f"of {found['responses']} held-out responses, by position of a draft, {shares} of its tokens are right"
+    said = ", ".join(f"{share:.0%}" for share in shares)
+    print(f"of {len(examples) - trained} held-out responses, by position of a draft, {said} of its tokens are right")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Read the command line, make the draft model."""
     shown = argparse.ArgumentDefaultsHelpFormatter
     parser = argparse.ArgumentParser(prog="sam distil", description=__doc__, formatter_class=shown)
     parser.add_argument("--assets", type=Path, required=True, help="folder with model/ and train.parquet")
@@ -245,7 +212,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     def command() -> str:
         built = prepare_drafter(assets, Settings(**options))
-        return f"draft model {'built' if built else 'found'} in {assets / FOLDER}: {_said(assets / FOLDER)}"
+        return f"draft model {'built' if built else 'found'} in {assets / FOLDER}"
 
     return run_command(command)
 

@@ -31,9 +31,9 @@ from sam.record.responses import CONFIG_FILE, METRICS_FILE, responses_path
 
 STATE_FILE = "state.json"
 LOCK_FILE = "running.json"  # locked while a run goes on
-# Phases that state.json names, beside weight_sync, which may hang, and finished.
-STARTING_RAY, STARTING_WORKERS, STARTING_ENGINES = "starting Ray", "starting the workers", "starting the engines"
-VALIDATING, RUNNING = "first validation", "running"
+# Phases that state.json names, beside finished.
+STARTING_RAY, STARTING_ENGINES, VALIDATING = "starting Ray", "starting the engines", "first validation"
+RUNNING, WEIGHT_SYNC = "running", "weight_sync"  # which may hang
 
 
 def read_json(path: Path) -> dict:
@@ -81,9 +81,9 @@ class RunRecord:
         _write_lines(self.directory / STATE_FILE, [{"phase": phase, "since": time.time()}])
 
     @contextmanager
-    def phase(self, name: str, then: str = RUNNING):
-        """Mark a phase in which a dead engine makes verl wait for ever; the supervisor ends it after a limit."""
-        self.enter(name)
+    def weight_sync(self, then: str = RUNNING):
+        """Mark a weight sync, in which a dead engine makes verl wait for ever; the supervisor ends it after a limit."""
+        self.enter(WEIGHT_SYNC)
         try:
             yield
         finally:

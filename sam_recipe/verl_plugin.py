@@ -2,19 +2,23 @@
 with `+routing=context` beside it.
 
 verl loads this module with itself, in all its processes (entry point `verl.plugins`). Here it only gives OmegaConf what
-`${sam:...}` stands for. Where such a value is read in the process that trains, and in the recipe's, verl is given this
-project's servers, and its trainer shares text between replicas and logs `rollout/...`. Other runs are verl's own.
+`${sam:...}` stands for, and the recipe's runs a name (sam_recipe.rollout.SESSION). Where such a value is read in the
+process that trains, and in the recipe's, verl is given this project's servers, and its trainer shares text between
+replicas and logs `rollout/...`. Other runs are verl's own.
 """
 
 import functools
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from ray.runtime_context import RuntimeContext
 
 from sam.config import SpeculationConfig
 from sam_recipe.launch import routing, sharing
+from sam_recipe.rollout import SESSION
 
 TRAINER = "verl.trainer.ppo.v1.trainer_base"
 
@@ -51,6 +55,9 @@ def _answer(name: str, *, _root_: DictConfig) -> DictConfig | None:
 
 OmegaConf.register_new_resolver("sam", _answer, replace=True)
 
+if session := os.environ.get(SESSION):  # of a run of the recipe
+    RuntimeContext.get_job_id = lambda context, of_ray=RuntimeContext.get_job_id: of_ray(context) + session
+
 
 @functools.cache
 def join_verl(trainer_class: type) -> None:
@@ -61,14 +68,13 @@ def join_verl(trainer_class: type) -> None:
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
     RolloutReplicaRegistry.register("vllm", replica_class)
-    wrapped = {
+    for name, around in {
         "init": _start,
         "get_llm_client": _client,
         "step": _take_steps,
         "_validate": _forget_steps,
         "_compute_metrics": _add_metrics,
-    }
-    for name, around in wrapped.items():
+    }.items():
         setattr(trainer_class, name, _around(getattr(trainer_class, name), around))
 
 
@@ -117,9 +123,7 @@ def _take_steps(step: Callable, trainer, *_) -> Any:
 
     router.read_history(trainer)
     batch = step()
-    taken = zip(*server.take_steps(), strict=True)
-    trainer.sam_steps = [(steps, seconds) for steps, seconds in taken if len(steps)]  # without replicas that sleep
-    trainer.sam_routing = router.take_metrics(trainer)
+    trainer.sam_steps, trainer.sam_routing = server.take_steps(), router.take_metrics(trainer)
     return batch
 
 

@@ -66,7 +66,7 @@ def strip(axes, x, y, width, text, fill) -> None:
 
 
 FILES = "metrics.jsonl, rollouts/, engine_steps/,\ncheckpoints/, train.log, state.json"
-WORKERS = "SessionWorker: FSDP2 or Megatron\nlog-probabilities, update,\nsend the weights"
+WORKERS = "verl's worker: FSDP2 or Megatron\nlog-probabilities, update,\nsend the weights"
 TRAINER = "DapoTrainer: verl's trainer, in order\nDapoRounds: dynamic sampling\nwrites the record"
 # Title, lower left corner, width, height, fill, lines.
 PROCESSES = (
@@ -81,7 +81,7 @@ PROCESSES = (
         "sam_recipe.main_dapo as a child: ray.init;\nends all if the supervisor is killed",
     ),
     ("run_dir", 79, 65, 29, 7.5, "#ffffff", FILES),
-    ("training workers", 3, 46.5, 30, 11, DOOR, WORKERS),
+    ("training workers", 3, 46.5, 30, 11, UPSTREAM, WORKERS),
     ("TaskRunner", 40, 46.5, 30, 11, DOOR, TRAINER),
     ("TransferQueue", 79, 46.5, 28, 11, UPSTREAM, "prompts, responses and rewards,\nbetween the actors"),
     ("agent loops", 40, 31.5, 30, 8, DOOR, "SeededWorker: a seed for every response\ntoken ids in, token ids out"),

@@ -8,7 +8,7 @@ from typing import Self
 
 import numpy as np
 
-from sam.reading import content_of, expect, npz_arrays, one_line
+from sam.reading import content_of, npz_arrays, one_line
 from sam.record import replacing
 
 TURNS = 4  # of a conversation that are told apart; the last stands for all later ones
@@ -97,19 +97,10 @@ class EngineSteps:
     @classmethod
     def from_bytes(cls, content: bytes, place: str = "engine steps") -> Self:
         """Read what `to_bytes` gave; arrays that are no field are left out. ReadErrors begin with `place`."""
-        found, counters = {}, {}
-        for name, array in npz_arrays(content, place).items():
-            if name.startswith("counter_"):
-                counters[name.removeprefix("counter_")] = int(array)
-            elif name in KINDS:
-                dimensions, dtype = KINDS[name]
-                expect(
-                    array.ndim == dimensions, f"{place}, {name}", f"an array of {dimensions} dimensions", array.shape
-                )
-                with one_line(f"{place}, {name}", "numbers of another kind"):
-                    found[name] = array.astype(dtype, casting="same_kind")
+        found = npz_arrays(content, place)
         with one_line(place, "not engine steps"):
-            return cls(**found, counters=counters)
+            counters = {n.removeprefix("counter_"): int(found[n]) for n in found if n.startswith("counter_")}
+            return cls(**{name: found[name] for name in KINDS.keys() & found.keys()}, counters=counters)
 
     @staticmethod
     def path(run_directory: Path, step: int) -> Path:

@@ -8,17 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sam.reading import (
-    LARGEST_TOKEN,
-    ReadError,
-    content_of,
-    expect,
-    json_rows,
-    npz_arrays,
-    one_line,
-    token_ids,
-    whole_numbers,
-)
+from sam.reading import ReadError, content_of, expect, json_rows, npz_arrays, one_line, token_ids
 from sam.record.tokenizer import Tokenizer
 
 CONFIG_FILE, METRICS_FILE = "config.yaml", "metrics.jsonl"
@@ -111,26 +101,24 @@ def _from_arrays(path: Path) -> Recording:
     arrays = npz_arrays(path, str(path))
     for name in ARRAYS:
         expect(name in arrays, str(path), f"the arrays {', '.join(ARRAYS)}", sorted(arrays))
-    prompts, pieces = _texts(arrays, "prompt", path), _texts(arrays, "response", path)
-    has_epochs = "response_epoch" in arrays
-    epoch_of = arrays.get("response_epoch", np.zeros(len(pieces), np.int32))
-    numbers = whole_numbers(arrays["response_prompt"], len(prompts) - 1, f"{path}, response_prompt")
-    for name, its in (("response_prompt", numbers), ("response_epoch", epoch_of)):
-        expect(len(its) == len(pieces), f"{path}, {name}", f"{len(pieces)} numbers", len(its))
-    responses: list[list[np.ndarray]] = [[] for _ in prompts]
-    epochs: list[list[int]] = [[] for _ in prompts]
-    for prompt, response, epoch in zip(numbers, pieces, epoch_of.tolist(), strict=True):
-        responses[prompt].append(response)
-        epochs[prompt].append(epoch)
-    return Recording(prompts, responses, epochs if has_epochs else None)
+    prompts, texts = (_texts(arrays, of, path) for of in ("prompt", "response"))
+    prompt_of, epoch_of = arrays["response_prompt"], arrays.get("response_epoch")
+    fits = len(prompt_of) == len(texts) and np.isin(prompt_of, np.arange(len(prompts))).all()
+    expect(fits, f"{path}, response_prompt", f"{len(texts)} numbers below {len(prompts)}", prompt_of.tolist())
+    its = [np.flatnonzero(prompt_of == number) for number in range(len(prompts))]
+    with one_line(f"{path}, response_epoch", f"expected {len(texts)} numbers"):
+        epochs = None if epoch_of is None else [epoch_of[one].tolist() for one in its]
+    return Recording(prompts, [[texts[i] for i in one] for one in its], epochs)
 
 
 def _texts(arrays: dict[str, np.ndarray], of: str, path: Path) -> list[np.ndarray]:
     """The texts in `of`_tokens, each from one of `of`_offsets to the next."""
-    tokens = whole_numbers(arrays[f"{of}_tokens"], LARGEST_TOKEN, f"{path}, {of}_tokens").astype(np.int32)
-    offsets = whole_numbers(arrays[f"{of}_offsets"], len(tokens), place := f"{path}, {of}_offsets")
-    is_whole = len(offsets) > 0 and offsets[0] == 0 and offsets[-1] == len(tokens) and (np.diff(offsets) >= 0).all()
-    expect(is_whole, place, f"offsets that rise from 0 to {len(tokens)}, the tokens there are", offsets.tolist())
+    tokens = token_ids(arrays[f"{of}_tokens"].tolist(), f"{path}, {of}_tokens")
+    offsets = arrays[f"{of}_offsets"].tolist()
+    is_whole = offsets[:1] == [0] and offsets[-1] == len(tokens) and offsets == sorted(offsets)
+    expect(
+        is_whole, f"{path}, {of}_offsets", f"offsets that rise from 0 to {len(tokens)}, the tokens there are", offsets
+    )
     return [tokens[begin:end] for begin, end in itertools.pairwise(offsets)]
 
 

@@ -28,7 +28,7 @@ ROLES = {
     "VLLM::Worker": "a worker of vLLM",
     "ray::SpeculationServer": "a rollout server",
     "ray::ContextRouter": "the router",
-    "ray::SessionWorker": "a worker of the trainer",
+    "ray::ActorRolloutRefWorker": "a worker of the trainer",
     "ray::WorkerDict": "a worker of the trainer",
     "ray::TaskRunner": "the trainer",
 }

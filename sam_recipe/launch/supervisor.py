@@ -194,10 +194,9 @@ def _release(run_directory: Path) -> None:
     for partial in (*run_directory.glob("*.partial*"), *run_directory.glob("*/*.partial*")):
         partial.unlink(missing_ok=True)
     _remove_shared_memory(held["began"])
-    # verl's own (sam_recipe.trainer.workers), always in /tmp: a run killed in a weight sync leaves them there.
-    for session in Path(folder).glob("ray/session_2*"):
-        for socket in Path("/tmp").glob(f"rl-colocate-zmq-*{session.name.removeprefix('session_')}*"):
-            socket.unlink(missing_ok=True)
+    # verl's own, always in /tmp, with sam_recipe.rollout.SESSION: a run killed in a weight sync leaves them there.
+    for socket in Path("/tmp").glob(f"rl-colocate-zmq-*{Path(folder).name}*"):
+        socket.unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
 
 

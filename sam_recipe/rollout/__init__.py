@@ -7,9 +7,10 @@ import hashlib
 import re
 from collections.abc import Sequence
 
-# Variable with a name that no other run on the machine has. verl names the socket by which it hands weights to an
-# engine after the Ray job, below /tmp (https://github.com/verl-project/verl/pull/6246). Every Ray counts its jobs from
-# one: an engine would wait for ever, or get another run's weights. Can go once verl's name has the Ray session.
+# Variable with a name that no other run on the machine has, which sam_recipe.verl_plugin appends to the Ray job. verl
+# names the socket by which it hands weights to an engine after the job, below /tmp
+# (https://github.com/verl-project/verl/pull/6246). Every Ray counts its jobs from one: an engine would wait for ever,
+# or get another run's weights. Can go once verl's name has the Ray session.
 SESSION = "RECIPE_SESSION"
 SEED_BITS = 63  # vLLM hands seeds to torch as signed 64-bit integers
 

@@ -5,8 +5,7 @@ import math
 import re
 import traceback
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import ray
 import transfer_queue as tq
@@ -21,7 +20,7 @@ from sam_recipe.rollout.client import with_hints
 ROW = "__row__"  # which prompt of its step or validation a prompt is
 FAILURE = "failure_said"  # tag of a prompt one of whose responses failed
 INSTALLED = re.compile(r"(site|dist)-packages/|/lib/python\d")
-FRAME = re.compile(r'  File "(.+?\.py)", line (\d+).*\n')
+FRAME = re.compile(r'  File "(.+?\.py", line \d+).*\n')
 CHAINED = "\nThe above exception was the direct cause of the following exception:"
 
 
@@ -73,14 +72,6 @@ class SeededWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
             raise ValueError(f"the reward is {score}, expected a finite number")
 
 
-class Turn(NamedTuple):
-    """The seed of a conversation, the tokens of its first prompt, and the number of one of its requests, from 1."""
-
-    seed: int
-    prompt_tokens: int
-    number: int
-
-
 class SeededRequests:
     """verl's `generate` for the requests of one response: no two of them draw the same random numbers.
 
@@ -94,7 +85,8 @@ class SeededRequests:
         self._generate = generate
         self._seed = seed
         self._begun: Counter[tuple[int, ...]] = Counter()
-        self._ended: list[tuple[list[int], Turn]] = []  # prompt and output
+        # Of each that has ended: its tokens, seed, tokens of the conversation's first prompt, and turn.
+        self._ended: list[tuple[list[int], int, int, int]] = []
 
     async def generate(self, request_id, *, prompt_ids, sampling_params: dict[str, Any], **kwargs) -> TokenOutput:
         """verl's. It takes token ids: text that nobody reads would be made anew of every token.
@@ -102,24 +94,24 @@ class SeededRequests:
         An asynchronous trainer's client goes on with an interrupted response below this, with the same parameters.
         """
         prompt = [int(token) for token in prompt_ids]
-        turn = self._turn_of(prompt)
+        seed, first, turn = self._turn_of(prompt)
         given = {"detokenize": bool(sampling_params.get("stop")), **sampling_params}
         if given.get("seed") is None:
-            given["seed"] = turn.seed
-        later = {"turn": turn.number} if turn.number > 1 else {}
-        given = with_hints(given, prompt_tokens=turn.prompt_tokens, **later)
+            given["seed"] = seed
+        given = with_hints(given, prompt_tokens=first, turn=turn if turn > 1 else None)
         output = await self._generate(request_id, prompt_ids=prompt_ids, sampling_params=given, **kwargs)
-        self._ended.append((prompt + list(output.token_ids), turn))
+        self._ended.append((prompt + list(output.token_ids), seed, first, turn))
         return output
 
-    def _turn_of(self, prompt: Sequence[int]) -> Turn:
+    def _turn_of(self, prompt: list[int]) -> tuple[int, int, int]:
         if before := [one for one in self._ended if prompt[: len(one[0])] == one[0]]:
             longest = max(before, key=lambda one: len(one[0]))
             self._ended.remove(longest)  # a second continuation would draw the first one's numbers
-            return longest[1]._replace(number=longest[1].number + 1)
-        first, repeat = not self._begun, self._begun[tuple(prompt)]
+            _, seed, first, turn = longest
+            return seed, first, turn + 1
+        is_first, repeat = not self._begun, self._begun[tuple(prompt)]
         self._begun[tuple(prompt)] += 1
-        return Turn(self._seed if first else further_seed(self._seed, prompt, repeat), len(prompt), 1)
+        return self._seed if is_first else further_seed(self._seed, prompt, repeat), len(prompt), 1
 
 
 def describe(error: Exception, data_source: Any) -> str:
@@ -129,8 +121,8 @@ def describe(error: Exception, data_source: Any) -> str:
     """
     blocks = "".join(traceback.format_exception(error)).split(CHAINED)
     text = next((block for block in blocks if FRAME.search(block)), blocks[-1])
-    *frames, last = FRAME.split(text)  # what stands before each frame, its file and line, and what stands behind all
-    places = [":".join(frames[at : at + 2]) for at in range(1, len(frames), 3)]
-    own = [one for one in places if not INSTALLED.search(one) and not one.startswith(__file__)] or places
+    *frames, last = FRAME.split(text)  # what stands before each frame, its place, and what stands behind all
+    own = [one for one in frames[1::2] if not INSTALLED.search(one) and not one.startswith(__file__)] or frames[1::2]
+    place = [one.replace('", line ', ":") for one in own[-1:]]
     said = re.search(r"^\S.*", last, re.MULTILINE | re.DOTALL)
-    return f"data_source {data_source!r}: {': '.join([*own[-1:], ' '.join((said or [last])[0].split())[:200]])}"
+    return f"data_source {data_source!r}: {': '.join([*place, ' '.join((said or [last])[0].split())[:200]])}"

@@ -14,14 +14,14 @@ from verl.workers.rollout.replica import TokenOutput
 
 from sam.drafting.texts import digest
 from sam.vllm.hints import RequestHints
-from sam_recipe.rollout.router import Placement, Request
+from sam_recipe.rollout.router import Request
 
 # Sampling parameters that read the response's tokens so far, which an engine takes for the prompt's in a later chunk.
 UNDIVIDED = (
     "stop", "structured_outputs", "thinking_token_budget", "min_tokens", "presence_penalty", "frequency_penalty",
     "bad_words", "repetition_detection",
 )  # fmt: skip
-SPECULATION_COUNTS = ("spec_num_draft_tokens", "spec_num_accepted_tokens", "spec_num_verify_steps")
+COUNTS = ("spec_num_draft_tokens", "spec_num_accepted_tokens", "spec_num_verify_steps")  # of verl's own MTP drafts
 
 
 class RoutedClient(LLMServerClient):
@@ -37,28 +37,36 @@ class RoutedClient(LLMServerClient):
     ) -> TokenOutput:
         """verl's, in chunks: token ids, log-probabilities, routed experts, counts and the stop reason are joined."""
         prompt_ids = normalize_token_ids(prompt_ids)
-        request = self._request(request_id, prompt_ids, sampling_params)
-        chunk = self.config.routing.chunk_tokens or request.limit
+        limit = response_limit(self.config.actor_rollout_ref.rollout, len(prompt_ids), sampling_params)
+        first = RequestHints.of(SimpleNamespace(**sampling_params)).prompt_tokens or len(prompt_ids)
+        group = digest(np.asarray(prompt_ids[:first])).hex()
+        request = Request(uuid4().hex, group, len(prompt_ids), limit, request_id)
+        chunk = self.config.routing.chunk_tokens or limit
         if any(sampling_params.get(key) for key in UNDIVIDED):
-            chunk = request.limit
+            chunk = limit
         joined = ended_after = None
         one = copy(self)  # a client generates many responses at once
         try:
             one.placement = await self._load_balancer.acquire.remote(request)
             while True:
                 given = joined.token_ids if joined else []
-                parameters = chunk_parameters(sampling_params, request, len(given), chunk)
+                parameters, hints = dict(sampling_params), {}
+                if chunk < limit or given:
+                    parameters["max_tokens"] = min(chunk, limit - len(given))
+                    parameters.pop("max_new_tokens", None)
+                    hints = {"prompt_tokens": first, "response_limit": len(prompt_ids) - first + limit}
                 try:
                     part = await super(RoutedClient, one).generate(
-                        request_id, prompt_ids=prompt_ids + given, sampling_params=parameters, **kwargs
-                    )
+                        request_id, prompt_ids=prompt_ids + given, sampling_params=with_hints(parameters, **hints),
+                        **kwargs,
+                    )  # fmt: skip
                 except Exception as death:
                     if not is_dead(death):
                         raise
                     one.placement = await self._go_elsewhere(request.id, one.placement.server_id, death)
                     continue
                 joined = join(joined, part)
-                if part.stop_reason != "length" or len(joined.token_ids) >= request.limit:
+                if part.stop_reason != "length" or len(joined.token_ids) >= limit:
                     break
                 one.placement = await self._load_balancer.proceed.remote(request.id, len(part.token_ids))
             if joined.stop_reason != "aborted":
@@ -69,22 +77,13 @@ class RoutedClient(LLMServerClient):
         finally:
             self._load_balancer.release.remote(request.id, ended_after)
 
-    def _request(self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Request:
-        """What the router is told of a response."""
-        rollout = self.config.actor_rollout_ref.rollout
-        # With full_determinism ids come again with other prompts: they name no conversations.
-        conversation = uuid4().hex if rollout.get("full_determinism", False) else request_id
-        limit = response_limit(rollout, len(prompt_ids), sampling_params)
-        group = group_of(prompt_ids[: first_prompt_tokens(sampling_params, len(prompt_ids))])
-        return Request(uuid4().hex, group, len(prompt_ids), limit, conversation)
-
     async def _acquire_server(self, request_id: str, **_) -> tuple[str, Any]:
         return self.placement.server_id, self.placement.server
 
     def _release_server(self, server_id: str, request_id: str | None = None) -> None:
         """The router is told when the whole response ends."""
 
-    async def _go_elsewhere(self, name: str, server_id: str, death: Exception) -> Placement:
+    async def _go_elsewhere(self, name: str, server_id: str, death: Exception):
         """Where a chunk begins again whose server has died; the death is the error where no server is left."""
         try:
             return await self._load_balancer.fail.remote(name, server_id)
@@ -103,31 +102,11 @@ def response_limit(rollout, prompt_tokens: int, sampling_params: dict[str, Any])
     return max(1, min(asked, longest - prompt_tokens))
 
 
-def chunk_parameters(sampling_params: dict[str, Any], request: Request, generated: int, chunk: int) -> dict[str, Any]:
-    """The sampling parameters of the chunk after `generated` tokens; those of a whole response stay as they are."""
-    if chunk >= request.limit and not generated:
-        return dict(sampling_params)
-    dropped = ("max_new_tokens", *(["prompt_logprobs"] if generated else []))
-    parameters = {key: value for key, value in sampling_params.items() if key not in dropped}
-    parameters["max_tokens"] = min(chunk, request.limit - generated)
-    first = first_prompt_tokens(parameters, request.prompt_tokens)
-    limit = request.prompt_tokens - first + request.limit
-    return with_hints(parameters, prompt_tokens=first, response_limit=limit)
-
-
-def first_prompt_tokens(parameters: dict[str, Any], prompt_tokens: int) -> int:
-    """Tokens of the first prompt of a conversation, of which this is a request with so many tokens in its prompt."""
-    return RequestHints.of(SimpleNamespace(**parameters)).prompt_tokens or prompt_tokens
-
-
 def with_hints(parameters: dict[str, Any], **hints: int) -> dict[str, Any]:
     """Sampling parameters with hints to the drafters of the engine."""
+    if not hints:
+        return parameters
     return {**parameters, "extra_args": {**(parameters.get("extra_args") or {}), **RequestHints(**hints).extra_args()}}
-
-
-def group_of(prompt_ids: list[int]) -> str:
-    """The name of the group: its prompt's tokens, hashed."""
-    return digest(np.asarray(prompt_ids)).hex()
 
 
 def is_dead(error: Exception) -> bool:
@@ -141,15 +120,13 @@ def join(joined: TokenOutput | None, part: TokenOutput) -> TokenOutput:
     if joined is None:
         return part
     if part.routed_experts is not None and part.token_ids:
-        known, new = joined.routed_experts, part.routed_experts[-len(part.token_ids) :]
-        joined.routed_experts = part.routed_experts if known is None else np.concatenate([known, new])
+        joined.routed_experts = np.concatenate([joined.routed_experts, part.routed_experts[-len(part.token_ids) :]])
     with_log_probs = joined.log_probs is not None and part.log_probs is not None
     joined.log_probs = [*joined.log_probs, *part.log_probs] if with_log_probs else None
     joined.token_ids = [*joined.token_ids, *part.token_ids]
     joined.stop_reason = part.stop_reason
-    counted = [count for count in (joined.num_preempted, part.num_preempted) if count is not None]
-    joined.num_preempted = sum(counted) if counted else None
+    if part.num_preempted is not None:
+        joined.num_preempted = (joined.num_preempted or 0) + part.num_preempted
     extra, later = joined.extra_fields, part.extra_fields
-    extra |= {key: later.get(key) for key in ("global_steps", "max_global_steps")}
-    extra |= {count: extra.get(count, 0) + later[count] for count in SPECULATION_COUNTS if count in later}
+    joined.extra_fields = extra | {name: extra[name] + later[name] for name in COUNTS if name in later}
     return joined

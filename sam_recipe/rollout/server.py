@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import secrets
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import ray
@@ -19,7 +20,6 @@ from sam.sharing.log import Log
 from sam.vllm.hints import RequestHints
 from sam.vllm.plugin import check_installed
 from sam_recipe.launch import fork_server
-from sam_recipe.rollout import SESSION
 
 LOG_SECONDS = 60.0  # for the log of shared text to be started
 STOP_SECONDS = 10.0  # that the end of a run waits for engines to end
@@ -62,9 +62,7 @@ class SpeculationServer(vLLMHttpServer):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        os.environ["VERL_RAY_JOB_ID"] += os.environ.get(SESSION, "")  # in the name of the weight sync's socket
-        # By the id of a request that is in the server, whether it is a chunk that ended because it had its tokens.
-        self._in_flight: dict[str, bool] = {}
+        self._finish_reasons: dict[str, str | None] = {}  # of the requests that are in the server
         self._in_engine, self._counted_at, self._busy_seconds = 0, 0.0, 0.0
         if fork_server.EXECUTABLE in os.environ:
             multiprocessing.set_executable(os.environ[fork_server.EXECUTABLE])  # that start the engine
@@ -87,17 +85,15 @@ class SpeculationServer(vLLMHttpServer):
 
     def _watched(self, generate):
         """vLLM's generate. Seconds count while at least one request is in the engine: between an interruption and the
-        next weights, requests wait in the server. Chunks that ended because they had their tokens are noted: verl
-        reports `completed` for these as for complete responses."""
+        next weights, requests wait in the server."""
 
         @functools.wraps(generate)
         async def watched(prompt, sampling_params, request_id: str, **kwargs):
-            is_chunk = RequestHints.of(sampling_params).response_limit is not None
             self._count_seconds(entering=1)
             try:
                 async for output in generate(prompt, sampling_params, request_id, **kwargs):
-                    if is_chunk and request_id in self._in_flight and output.outputs:  # not vLLM's own endpoints'
-                        self._in_flight[request_id] = output.outputs[0].finish_reason == "length"
+                    if request_id in self._finish_reasons and output.outputs:  # not vLLM's own endpoints'
+                        self._finish_reasons[request_id] = output.outputs[0].finish_reason
                     yield output
             finally:
                 self._count_seconds(entering=-1)
@@ -110,15 +106,17 @@ class SpeculationServer(vLLMHttpServer):
         self._counted_at, self._in_engine = now, self._in_engine + entering
 
     async def generate(self, prompt_ids, sampling_params, request_id, **kwargs):
-        """verl's; the stop reason of a chunk that goes on (sam_recipe.rollout.client) is `length`."""
-        self._in_flight[request_id] = False
+        """verl's, which says `completed` of a chunk that ended because it had its tokens, too: `length`
+        (sam_recipe.rollout.client)."""
+        is_chunk = RequestHints.of(SimpleNamespace(**sampling_params)).response_limit is not None
+        self._finish_reasons[request_id] = None
         try:
             output = await super().generate(prompt_ids, sampling_params, request_id, **kwargs)
-            if self._in_flight.get(request_id):
-                output.stop_reason = "length"
-            return output
         finally:
-            self._in_flight.pop(request_id, None)
+            reason = self._finish_reasons.pop(request_id)
+        if is_chunk and reason == "length":
+            output.stop_reason = reason
+        return output
 
     async def take_rollout_record(self) -> tuple[bytes, float]:
         """The engine steps and busy seconds since the last call (of the first worker, whose drafts all verify)."""
@@ -168,20 +166,17 @@ class SpeculationReplica(vLLMReplica):
 STARTED: list[SpeculationReplica] = []  # by this process
 
 
-def take_steps() -> tuple[list[EngineSteps], list[float]]:
-    """Every replica's engine steps, and seconds with a request in its engine, since the last call."""
+def take_steps() -> list[tuple[EngineSteps, float]]:
+    """Every replica's engine steps, and seconds with a request in its engine, since the last call; without replicas
+    that slept."""
     parts = ray.get([replica.servers[0].take_rollout_record.remote() for replica in STARTED])
-    return [EngineSteps.from_bytes(content) for content, _ in parts], [seconds for _, seconds in parts]
-
-
-def servers() -> list:
-    """Those of every machine of every replica."""
-    return [server for replica in STARTED for server in replica.servers]
+    taken = [(EngineSteps.from_bytes(content), seconds) for content, seconds in parts]
+    return [(steps, seconds) for steps, seconds in taken if len(steps)]
 
 
 def end_engines() -> None:
     """End the processes of all engines; raises where that takes STOP_SECONDS."""
-    ray.get([server.end_engine.remote() for server in servers()], timeout=STOP_SECONDS)
+    ray.get([server.end_engine.remote() for replica in STARTED for server in replica.servers], timeout=STOP_SECONDS)
 
 
 def share_text(mib: int):
@@ -192,8 +187,8 @@ def share_text(mib: int):
     """
     try:
         log = ray.remote(Log).options(num_cpus=0, max_restarts=-1).remote(mib << 20)  # one that dies starts anew, empty
-        run_id = secrets.token_hex(8)
-        ray.get([server.serve_sharing.remote(log, run_id) for server in servers()], timeout=LOG_SECONDS)
+        run_id, servers = secrets.token_hex(8), [server for replica in STARTED for server in replica.servers]
+        ray.get([server.serve_sharing.remote(log, run_id) for server in servers], timeout=LOG_SECONDS)
         ray.get([replica.servers[0].share.remote() for replica in STARTED])
         return log
     except Exception as error:

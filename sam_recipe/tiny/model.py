@@ -8,12 +8,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config,
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """Shape and initial weights of the model, under the names of Qwen3Config.
-
-    Attributes:
-        initializer_range: standard deviation of the initial weights; near 1 / sqrt(hidden_size), because with
-            transformers' default of 0.02 so narrow a model takes far longer to learn to look numbers up.
-    """
+    """Shape and initial weights of the model, under the names of Qwen3Config."""
 
     hidden_size: int = 128
     intermediate_size: int = 256
@@ -22,6 +17,7 @@ class ModelSettings:
     num_key_value_heads: int = 2
     head_dim: int = 32
     max_position_embeddings: int = 2048
+    # Near 1 / sqrt(hidden_size): with 0.02 so narrow a model takes far longer to learn to look numbers up.
     initializer_range: float = 0.08
 
 

@@ -20,7 +20,7 @@ skill and still errs at temperature 1: this is what reinforcement learning then 
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import exp
 from random import Random
@@ -33,25 +33,15 @@ ANSWER_PATTERN = re.compile(r"answer: (\d)\Z")
 
 @dataclass(frozen=True)
 class TaskSettings:
-    """What problems look like and how often written solutions slip.
+    """What problems look like and how often written solutions slip."""
 
-    Attributes:
-        min_lines: fewest lines of a chain.
-        max_lines: most lines, at most 24 (one letter each).
-        length_scale: line counts fall off as exp(-lines / length_scale).
-        slip_per_line: probability of a slip per line of a short chain.
-        slip_limit: upper limit of the probability that a solution contains a slip.
-        check_probability: share of solutions that walk the chain a second time.
-        repair_probability: share of those second walks that compute the slipped line correctly.
-    """
-
-    min_lines: int = 2
-    max_lines: int = 24
-    length_scale: float = 9.0
-    slip_per_line: float = 0.12
-    slip_limit: float = 0.5
-    check_probability: float = 0.4
-    repair_probability: float = 0.6
+    min_lines: int = 2  # of a chain
+    max_lines: int = 24  # at most: one letter each
+    length_scale: float = 9.0  # line counts fall off as exp(-lines / length_scale)
+    slip_per_line: float = 0.12  # probability, of a short chain
+    slip_limit: float = 0.5  # of the probability that a solution contains a slip
+    check_probability: float = 0.4  # share of solutions that walk the chain a second time
+    repair_probability: float = 0.6  # share of those second walks that compute the slipped line correctly
 
 
 @dataclass(frozen=True)
@@ -105,9 +95,9 @@ def draw_problem(random: Random, settings: TaskSettings) -> Problem:
     return Problem(start, lines, random.randrange(MODULUS), random.randrange(MODULUS))
 
 
-def draw_problems(random: Random, settings: TaskSettings, excluded: Iterable[Problem] = ()) -> Iterator[Problem]:
-    """An endless stream of different problems, none of them among `excluded`."""
-    seen = set(excluded)
+def draw_problems(random: Random, settings: TaskSettings) -> Iterator[Problem]:
+    """An endless stream of different problems."""
+    seen = set()
     while True:
         problem = draw_problem(random, settings)
         if problem not in seen:

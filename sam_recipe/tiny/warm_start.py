@@ -20,48 +20,38 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class WarmStartSettings:
-    """How the warm start trains.
-
-    Attributes:
-        steps: optimizer steps.
-        short_share: share of the steps, at the beginning, that see short chains only: looking numbers up is learnt
-            there several times faster than on chains of all lengths.
-        short_lines: most lines of a short chain.
-        tokens_per_step: tokens of a batch, padding included; sequences of like length share one.
-        learning_rate: peak, reached after warmup_steps, then a cosine down to a tenth of it.
-        threads: CPU threads; sums are grouped by thread, so results repeat exactly for a given count.
-    """
+    """How the warm start trains."""
 
     steps: int = 1600
+    # Of the steps, at the beginning, that see short chains only: looking numbers up is learnt there several times
+    # faster than on chains of all lengths.
     short_share: float = 0.2
-    short_lines: int = 6
-    tokens_per_step: int = 2048
-    learning_rate: float = 3e-3
+    short_lines: int = 6  # at most, of a short chain
+    tokens_per_step: int = 2048  # of a batch, padding included; sequences of like length share one
+    learning_rate: float = 3e-3  # peak, reached after warmup_steps, then a cosine down to a tenth of it
     warmup_steps: int = 50
     weight_decay: float = 0.01
     max_gradient_norm: float = 1.0
-    threads: int = 2
+    threads: int = 2  # of the CPU; sums are grouped by thread, so results repeat exactly for a given count
 
 
 @contextmanager
 def deterministic(threads: int) -> Iterator[None]:
     """Deterministic kernels on a fixed number of threads; the settings found are put back afterwards."""
-    threads_before = torch.get_num_threads()
-    strict_before = torch.are_deterministic_algorithms_enabled()
-    filled_before = torch.utils.deterministic.fill_uninitialized_memory
+    before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads it; filling takes a tenth
     try:
         yield
     finally:
-        torch.utils.deterministic.fill_uninitialized_memory = filled_before
-        torch.use_deterministic_algorithms(strict_before)
-        torch.set_num_threads(threads_before)
+        torch.utils.deterministic.fill_uninitialized_memory = True  # torch's default
+        torch.use_deterministic_algorithms(before[1])
+        torch.set_num_threads(before[0])
 
 
 def draw_batches(
-    tokenizer: PreTrainedTokenizerFast, task: TaskSettings, excluded: Iterable[Problem], seed: int, tokens: int
+    tokenizer: PreTrainedTokenizerFast, task: TaskSettings, excluded: set[Problem], seed: int, tokens: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """An endless stream of batches of at most `tokens` tokens, padded on the right.
 
@@ -70,7 +60,6 @@ def draw_batches(
         position i, IGNORED where there is none: padding and the prompt are not trained on.
     """
     random = Random(seed)
-    excluded = set(excluded)
     while True:
         pool = []
         while sum(map(len, (ids for ids, _ in pool))) < 32 * tokens:
@@ -116,8 +105,8 @@ def warm_start(
     all_lengths = draw_batches(tokenizer, task, excluded, seed + 1, settings.tokens_per_step)
     losses = []
     model.train()
-    with deterministic(settings.threads), tqdm(total=settings.steps, desc="warm start", mininterval=5.0) as progress:
-        for step in range(settings.steps):
+    with deterministic(settings.threads):
+        for step in (progress := tqdm(range(settings.steps), desc="warm start", mininterval=5.0)):
             inputs, targets = next(easy if step < settings.short_share * settings.steps else all_lengths)
             # Padding stands on the right, where causal attention never looks: no mask is needed.
             logits = model(input_ids=inputs, use_cache=False).logits
@@ -129,7 +118,6 @@ def warm_start(
             optimizer.zero_grad(set_to_none=True)
             losses.append(loss.item())
             progress.set_postfix(loss=f"{losses[-1]:.3f}", refresh=False)
-            progress.update()
     model.eval()
     return losses
 

@@ -9,6 +9,7 @@ import secrets
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -21,13 +22,16 @@ from sam_recipe.rollout import SESSION
 IMPORTED_ONCE = [
     "verl.trainer.main_ppo",
     "sam_recipe.trainer.dapo_trainer",
-    "sam_recipe.trainer.workers",
     "sam_recipe.rollout.server",
     "sam_recipe.rollout.agent_loop",
     "sam_recipe.rollout.router",
     "sam_recipe.trainer.reward",
     "vllm.v1.engine.core",
 ]
+# At which training workers meet: above those of `ray start` for its workers (10002 to 19999), below those that Linux
+# gives out by itself.
+FIRST_PORT, LAST_PORT = 20000, 32768
+ROOM = 100  # ports that verl may try after the first
 SLOW_START = "timed out during startup"  # Ray waits 15 s for two Python processes of its own, which cannot be set
 STARTS = 4
 # Arguments that only a Ray started by this process takes.
@@ -51,13 +55,14 @@ class TaskRunner:
         # Its actors start while verl is imported here; verl's own call then finds them.
         queue = threading.Thread(target=transfer_queue.init, args=(config.transfer_queue,))
         queue.start()
+        from verl.single_controller.ray import RayWorkerGroup
         from verl.trainer.main_ppo import TaskRunnerV1
         from verl.trainer.ppo.v1 import trainer_base
 
         from sam_recipe import verl_plugin
         from sam_recipe.preflight import vllm_command
         from sam_recipe.rollout import server  # noqa: F401 - the servers' class, needed later: imported while nothing waits
-        from sam_recipe.trainer import dapo_trainer, workers
+        from sam_recipe.trainer import dapo_trainer
 
         if config.trainer.device == "cpu":
             from sam_recipe.tiny.platform import check_installed
@@ -68,7 +73,11 @@ class TaskRunner:
         # verl looks trainers up by `trainer_mode`; "sync" must keep its name, since verl compares it elsewhere.
         verl_plugin.join_verl(trainer_base.PPOTrainer)
         trainer_base.TRAINER_REGISTRY["sync"] = dapo_trainer.DapoTrainer
-        trainer_base.RayWorkerGroup = workers.WorkerGroup  # of which verl's trainers make their groups
+        # verl 0.9.1 lets the kernel choose a free port for torch.distributed, closes it, and listens there seconds
+        # later, when Ray may have been given it: EADDRINUSE (https://github.com/verl-project/verl/issues/5889). Can go
+        # when verl's trainer has a key for this argument. Runs that start at once on a node seldom try the same.
+        port = FIRST_PORT + secrets.randbelow(LAST_PORT - ROOM - FIRST_PORT)
+        trainer_base.RayWorkerGroup = partial(RayWorkerGroup, master_port_range=[port, port + ROOM])
         queue.join()
         try:
             # verl exports the class only in its Ray wrapping.
@@ -106,7 +115,7 @@ def run_in_ray(config: DictConfig, runtime_env: dict, temporary: str) -> None:
 
     arguments = ray_arguments(config, temporary)
     own = {key: value for key, value in (arguments.pop("runtime_env", None) or {}).items() if value is not None}
-    env_vars = {**runtime_env["env_vars"], **(own.get("env_vars") or {}), SESSION: f"-{secrets.token_hex(8)}"}
+    env_vars = {**runtime_env["env_vars"], **(own.get("env_vars") or {}), SESSION: f"-{Path(temporary).parent.name}"}
     runtime_env = {**runtime_env, **own, "env_vars": env_vars}
     if config.trainer.device == "cpu" and not os.environ.get("RAY_ADDRESS"):
         python = fork_server.start(Path(temporary).parent, IMPORTED_ONCE, env_vars)
@@ -122,8 +131,7 @@ def run_in_ray(config: DictConfig, runtime_env: dict, temporary: str) -> None:
             check_nodes(nodes, 0.0)  # verl may wait for ever for what was on one that is lost
         ray.get(run)
     except Exception as error:
-        is_lost = is_death(repr(error)) or LOST_LINK.search(str(error))
-        if len(nodes) > 1 and is_lost:
+        if len(nodes) > 1 and (is_death(repr(error)) or LOST_LINK.search(str(error))):
             check_nodes(nodes, NOTICE_SECONDS)
         raise
 

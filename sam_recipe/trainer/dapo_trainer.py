@@ -4,18 +4,13 @@ sam_recipe.verl_plugin adds to every trainer of verl's."""
 from contextlib import suppress
 from pathlib import Path
 
-import ray
-from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
-from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-from sam_recipe import verl_plugin
 from sam_recipe.launch import routing, sharing
-from sam_recipe.record import RUNNING, STARTING_ENGINES, STARTING_WORKERS, VALIDATING, RunRecord
+from sam_recipe.record import RUNNING, STARTING_ENGINES, VALIDATING, RunRecord
 from sam_recipe.rollout import prompt_uid
 from sam_recipe.trainer.dynamic_sampling import DapoRounds
-from sam_recipe.trainer.workers import SessionWorker
 
 
 class DapoTrainer(PPOTrainerSync):
@@ -27,20 +22,10 @@ class DapoTrainer(PPOTrainerSync):
         self._prompts_dispatched = 0
 
     def _setup(self):
-        self.record.enter(STARTING_WORKERS)
-        RolloutReplicaRegistry.register("vllm", self._replica_class)  # what verl starts for rollout.name=vllm
+        self.record.enter(STARTING_ENGINES)
         super()._setup()
         print(f"routing: {routing.describe(self.config)}", flush=True)
         print(f"speculation.sharing: {sharing.describe(self.config)}", flush=True)
-
-    def _replica_class(self) -> type:
-        self.record.enter(STARTING_ENGINES)
-        return verl_plugin.replica_class()
-
-    def _init_resource_pool_mgr(self):
-        super()._init_resource_pool_mgr()
-        for role in {Role.ActorRollout, Role.ActorRolloutRef} & self.role_worker_mapping.keys():
-            self.role_worker_mapping[role] = ray.remote(SessionWorker)
 
     def fit(self, agent_loop_manager):
         """Train; the run's record says when it has finished.
@@ -59,7 +44,7 @@ class DapoTrainer(PPOTrainerSync):
     def on_init_end(self):
         """verl's first weight sync, marked as a phase for the supervisor."""
         validates = self.config.trainer.get("val_before_train", True)
-        with self.record.phase("weight_sync", then=VALIDATING if validates else RUNNING):
+        with self.record.weight_sync(then=VALIDATING if validates else RUNNING):
             super().on_init_end()
 
     def on_train_begin(self):
@@ -88,15 +73,14 @@ class DapoTrainer(PPOTrainerSync):
 
     def on_step_end(self):
         """verl's weight sync, marked as a phase for the supervisor."""
-        with self.record.phase("weight_sync"):
+        with self.record.weight_sync():
             super().on_step_end()
 
     def _compute_metrics(self, batch, metrics, timing_raw, global_steps, epoch):
         """verl's; then write the step's responses, engine steps and metrics to disk."""
         super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
         if isinstance(self.replay_buffer, DapoRounds):
-            seed = self.config.actor_rollout_ref.rollout.seed
-            self.record.write_rollouts(global_steps, self.replay_buffer.last_step.rows(seed, global_steps))
+            self.record.write_rollouts(global_steps, self.replay_buffer.rows)
         for steps, _ in self.sam_steps[:1]:
             steps.save(self.record.directory, global_steps)
         self.record.append_metrics(global_steps, metrics)

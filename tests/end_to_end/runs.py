@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -9,6 +11,9 @@ import time
 from pathlib import Path
 
 import psutil
+
+from sam_recipe.launch.environment import CPU
+from sam_recipe.report.runs import Run
 
 MINUTES = 60.0
 # A step of 16 short responses that are all trained on, whatever their answers; no checkpoint, no validation.
@@ -20,6 +25,30 @@ SHORT = (
     "trainer.save_freq=-1", "trainer.test_freq=-1", "trainer.val_before_train=false",
     "speculation.policy=always",  # goodput measures an engine for seconds when it starts
 )  # fmt: skip
+# A user's data, two replicas of so many slots, tools; rounds of so many prompts, in the data's order.
+STEPS, PROMPTS, SAMPLES, SLOTS, TURNS = 2, 8, 4, 3, 4
+TOOLS = (
+    "trainer.n_gpus_per_node=2", f"actor_rollout_ref.rollout.max_num_seqs={SLOTS}", "data.shuffle=false",
+    "data.max_response_length=96", "actor_rollout_ref.rollout.max_model_len=256",
+    "actor_rollout_ref.rollout.multi_turn.function_tool_path=calculator.py",
+    "actor_rollout_ref.rollout.multi_turn.format=sums",
+    f"actor_rollout_ref.rollout.multi_turn.max_assistant_turns={TURNS}",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8", f"trainer.total_training_steps={STEPS}",
+)  # fmt: skip
+OWN = (
+    *TOOLS, "data.train_batch_size=4", f"data.gen_batch_size={PROMPTS}", f"actor_rollout_ref.rollout.n={SAMPLES}",
+    "data.train_files=own.parquet", "data.val_files=repeated.parquet", "trainer.save_freq=-1",
+    f"trainer.test_freq={STEPS}", "actor_rollout_ref.rollout.agent.agent_loop_config_path=loops.yaml",
+    "reward.custom_reward_function.path=own_reward.py", "reward.custom_reward_function.name=judge",
+    "+reward.custom_reward_function.reward_kwargs.scale=3.0", "reward.reward_kwargs.overlong_buffer_cfg.enable=false",
+    "speculation.policy=always",
+)  # fmt: skip
+# The command of a page: verl's settings of GRPO, and what a CPU needs.
+PAGE = Path(__file__).parents[2] / "docs" / "use_with_your_run.md"
+VERLS = "python -m verl.trainer.main_ppo "
+(BLOCK,) = (block for block in re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.S) if "+shared=cpu" in block)
+SEARCH, _, *GRPO = shlex.split(BLOCK.partition(VERLS)[2].replace("\\\n", " "))
 
 
 def start(assets, run_directory, *overrides, config="dapo_tiny_cpu", folder=None, python=sys.executable, **environment):
@@ -39,6 +68,37 @@ def end(process, run_directory):
     _, screen = process.communicate(timeout=30 * MINUTES)
     assert process.returncode == 0, (screen[-1000:], log_of(run_directory)[-3000:])
     return screen.splitlines()
+
+
+def own_run(own, assets, name, *overrides):
+    """A run of the recipe with a user's own parts; and what its screen said."""
+    dumps = f"trainer.validation_data_dir={own / name / 'validation'}"
+    screen = end(start(assets, own / name, *OWN, dumps, *overrides, folder=own), own / name)
+    return Run.load(own / name), "\n".join(screen)
+
+
+def verls_run(own, assets, name, *overrides, python=sys.executable, **environment):
+    """A run of verl's main_ppo: metrics by step, texts by step and prompt, its log."""
+    folder = own / name
+    words = [
+        SEARCH, *GRPO, f"assets={assets}", "data.train_files=verls.parquet", "data.val_files=verls.parquet",
+        "reward.custom_reward_function.path=own_reward.py", "reward.custom_reward_function.name=count",
+        "trainer.test_freq=-1", "trainer.logger=[console,file]", *TOOLS, "trainer.n_gpus_per_node=1",
+        "actor_rollout_ref.rollout.seed=0", *overrides,
+        f"trainer.default_local_dir={folder}", f"trainer.rollout_data_dir={folder}/rollouts", f"hydra.run.dir={own}",
+    ]  # fmt: skip
+    # Ray's workers would wait for all else on the machine.
+    variables = CPU | {"RAY_worker_niceness": "0", "VERL_FILE_LOGGER_PATH": str(own / f"{name}.jsonl"), **environment}
+    done = subprocess.run(
+        [python, "-m", "verl.trainer.main_ppo", *words],
+        env=os.environ | variables, cwd=own, capture_output=True, text=True, timeout=15 * MINUTES,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    texts = {}
+    for file in (folder / "rollouts").glob("*.jsonl"):
+        for row in rows(file):
+            texts.setdefault((int(file.stem), int(row["gts"])), []).append(row["output"])
+    return {row["step"]: row["data"] for row in rows(own / f"{name}.jsonl")}, texts, done.stdout
 
 
 def log_of(run_directory):

@@ -1,97 +1,111 @@
-"""A script of verl's own, with own data, an own reward, own tools and two replicas: two settings turn drafts on, one
-more the router, and no token changes."""
+"""A script of verl's own, with own data, an own reward and own tools: two settings turn drafts on, one more the router,
+and no token changes; nor where an asynchronous trainer interrupts responses for new weights, and they go on."""
 
-import json
-import os
-import re
-import shlex
-import subprocess
+import functools
+import tempfile
+from collections import Counter
 from pathlib import Path
 
-import pandas
 import pytest
 
+from sam.record.responses import read_responses
+from sam_recipe.launch import fork_server
 from sam_recipe.launch.environment import CPU
-from tests.end_to_end.runs import MINUTES
-from tests.end_to_end.test_turns import CALCULATOR
+from sam_recipe.tiny.tokenizer import build_tokenizer
+from sam_recipe.trainer import IMPORTED_ONCE
+from tests.end_to_end.conftest import AGENTS
+from tests.end_to_end.runs import PROMPTS, SAMPLES, STEPS, verls_run
 
-STEPS = 2
-REWARD = (
-    "def reward(data_source, solution_str, ground_truth, extra_info=None):\n    return float(len(solution_str) % 7)\n"
-)
-PAGE = Path(__file__).parents[2] / "docs" / "use_with_your_run.md"
-VERLS = "python -m verl.trainer.main_ppo "
-# The page's command: verl's settings of GRPO, and what a CPU needs.
-(BLOCK,) = (block for block in re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.S) if "+shared=cpu" in block)
-SEARCH, _, *GRPO = shlex.split(BLOCK.partition(VERLS)[2].replace("\\\n", " "))
-# So that steps and the log can be looked at.
-SEEN = ("trainer.test_freq=-1", "trainer.val_before_train=false", "trainer.logger=[console,file]")
-# Every second prompt is a conversation with a tool.
-TOOLS = (
-    "trainer.n_gpus_per_node=2", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
-    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8", "data.max_response_length=160",
-    "actor_rollout_ref.rollout.max_model_len=320",
-    "actor_rollout_ref.rollout.multi_turn.function_tool_path=calculator.py",
-    "actor_rollout_ref.rollout.multi_turn.format=sums", "actor_rollout_ref.rollout.multi_turn.max_assistant_turns=4",
+pytestmark = pytest.mark.e2e
+
+SAM = ("+speculation=sam", "speculation.policy=always")
+# Staleness of one: a step waits for the prompts of the step before. Four slots: 32 responses take turns.
+LATE = (
+    "trainer.v1.sampler.max_off_policy_threshold=2", "trainer.v1.sampler.max_off_policy_strategy=wait",
+    "trainer.v1.sampler.custom_sampler.path=impatient.py", "trainer.v1.sampler.custom_sampler.name=Impatient",
+    "actor_rollout_ref.rollout.max_num_seqs=4",
+)  # fmt: skip
+# Then all versions of the weights are one.
+COLOCATED = ("trainer.v1.trainer_mode=colocate_async", "actor_rollout_ref.actor.optim.lr=0")
+APART = (
+    "trainer.v1.trainer_mode=separate_async", "trainer.v1.separate_async.parameter_sync_step=1",
+    "actor_rollout_ref.rollout.nnodes=1", "actor_rollout_ref.rollout.n_gpus_per_node=1",
+    "actor_rollout_ref.rollout.checkpoint_engine.backend=file",
+    "actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=by_file", "ray_kwargs.ray_init.num_gpus=2",
 )  # fmt: skip
 
 
-@pytest.fixture
-def own(tmp_path):
-    """A user's folder: data, a reward, a tool."""
-    prompt = [{"role": "user", "content": "12 + 7 * 3 ="}]
-    rows = [
-        {"data_source": "mine", "prompt": prompt, "reward_model": {"style": "rule", "ground_truth": str(number)}}
-        for number in range(16)
-    ]
-    agents = ["tool_agent", "single_turn_agent"] * 8
-    pandas.DataFrame(rows).assign(agent_name=agents).to_parquet(tmp_path / "mine.parquet")
-    for name, text in {"reward.py": REWARD, "calculator.py": CALCULATOR}.items():
-        (tmp_path / name).write_text(text)
-    return tmp_path
+@pytest.fixture(scope="module")
+def forked():
+    """Ray's workers and engines come from a process that has imported all: that is half of a run's time."""
+    with tempfile.TemporaryDirectory() as folder:  # short: sockets lie below
+        python = fork_server.start(Path(folder), IMPORTED_ONCE, CPU)
+        setting = f"++ray_kwargs.ray_init.runtime_env.py_executable={python}"
+        yield functools.partial(verls_run, **{fork_server.EXECUTABLE: str(python)}), setting
 
 
-def train(python, own, assets, name, *overrides):
-    """Run verl's main_ppo with a Python that has the wheel; its metrics by step, and its responses."""
-    folder = own / name
-    data = [f"data.train_files={own}/mine.parquet", f"data.val_files={own}/mine.parquet", f"assets={assets}"]
-    reward = [f"reward.custom_reward_function.path={own}/reward.py", "reward.custom_reward_function.name=reward"]
-    done = subprocess.run(
-        [python, "-m", "verl.trainer.main_ppo", SEARCH, *GRPO, *SEEN, *data, *reward, *overrides]
-        + [
-            f"trainer.default_local_dir={folder}",
-            f"trainer.rollout_data_dir={folder}/rollouts",
-            f"hydra.run.dir={own}",
-        ],
-        # Ray's workers would wait for all else on the machine.
-        env={**os.environ, **CPU, "RAY_worker_niceness": "0", "VERL_FILE_LOGGER_PATH": str(own / f"{name}.jsonl")},
-        cwd=own,
-        capture_output=True,
-        text=True,
-        timeout=15 * MINUTES,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-    logged = [json.loads(line) for line in (own / f"{name}.jsonl").read_text().splitlines()]
-    files = sorted((folder / "rollouts").glob("*.jsonl"))
-    texts = [sorted(json.loads(line)["output"] for line in file.read_text().splitlines()) for file in files]
-    return {row["step"]: row["data"] for row in logged}, texts, done.stdout
+@pytest.fixture(scope="module")
+def wanted(off):
+    """The texts of the first weights by prompt, of the run without drafts; without those that its reward refused."""
+    decode, found = build_tokenizer().decode, {}
+    rows = [row for row in read_responses(off[0].directory, 1) if row.round == 0 and AGENTS[row.prompt] != "two_drafts"]
+    for row in rows:
+        found.setdefault(row.prompt, Counter())[decode(row.response_tokens, skip_special_tokens=True)] += 1
+    return found
 
 
-@pytest.mark.e2e
-def test_two_settings_turn_drafts_on_in_verls_own_trainer(python_with_verl, assets, own):
-    sam = ("+speculation=sam", "speculation.policy=always", "+routing=context", "routing.chunk_tokens=24")
-    metrics, texts, said = train(python_with_verl, own, assets, "sam", *sam, *TOOLS)
-    without, same_texts, _ = train(python_with_verl, own, assets, "off", "+speculation=off", *TOOLS)
-    assert said.count("rollout worker: drafter SamProposer, verification exact") == 2, "two replicas"
-    assert texts == same_texts and len(texts) == STEPS and len(texts[0]) == 16
-    assert any(re.search(r"\d\+\d is \d", text) for text in texts[0]), "the tool answered"
+def assert_same(texts, wanted, prompts):
+    """In each of the steps `texts` has each of these prompts' responses, the wanted ones."""
+    assert len(texts) == prompts
+    compared = {prompt: found for (_, prompt), found in texts.items() if prompt in wanted}
+    for prompt, found in compared.items():
+        assert len(found) == SAMPLES and wanted[prompt] <= Counter(found), prompt
+    assert sum(wanted[prompt].total() for prompt in compared) > prompts * SAMPLES // 2
+
+
+def test_two_settings_turn_drafts_on_in_verls_own_trainer(forked, assets, own, wanted):
+    run, setting = forked
+    router = ("+routing=context", "routing.chunk_tokens=24")
+    metrics, texts, said = run(own, assets, "verls", *SAM, *router, setting)
+    assert said.count("rollout worker: drafter SamProposer, verification exact") == 1
+    assert_same({key: found for key, found in texts.items() if key[0] == 1}, wanted, 4)
     for step in range(1, STEPS + 1):
-        assert metrics[step]["rollout/spec_accepted_tokens"] > 0 == without[step]["rollout/spec_drafted_tokens"]
+        assert metrics[step]["rollout/spec_accepted_tokens"] > 0
         assert metrics[step]["rollout/spec_accept_length"] > 1 < metrics[step]["rollout/spec_accept_length/turn_2"]
-        assert metrics[step]["rollout/drafter/sharing_received_tokens"] > 0, "from the other replica"
-        assert metrics[step]["rollout/drafter/draft_errors"] == metrics[step]["rollout/drafter/sharing_errors"] == 0
+        assert metrics[step]["rollout/drafter/draft_errors"] == 0
         assert metrics[step]["rollout/routing/admissions"] > 16, "chunks, and later turns"
-        # What tools gave is in a response and no engine's; the engine's own count has those accepted behind an end.
-        written = 16 * without[step]["response_length/mean"]
-        assert 0 < without[step]["rollout/tokens"] < written
-        assert without[step]["rollout/tokens"] <= metrics[step]["rollout/tokens"] < 1.1 * written
+        # What tools gave is in a response and no engine's.
+        assert 0 < metrics[step]["rollout/tokens"] < 16 * metrics[step]["response_length/mean"]
+
+
+def test_responses_are_the_same_wherever_they_are_interrupted(forked, assets, own, wanted):
+    run, setting = forked
+    metrics, texts, _ = run(own, assets, "async", *SAM, *LATE, *COLOCATED, setting)
+    assert_same(texts, wanted, PROMPTS)
+    assert max(row["training/off_policy/trajectory_spans/max"] for row in metrics.values()) == 2, "none was interrupted"
+    assert total(metrics, "rollout/spec_accepted_tokens") > 0 == total(metrics, "rollout/drafter/draft_errors")
+    assert 0 < total(metrics, "rollout/seconds") < total(metrics, "timing_s/step"), "of a batch that never empties"
+
+
+@pytest.mark.long
+def test_a_rollout_with_engines_of_its_own_trains_on_what_is_one_version_late(
+    python_with_verl, assets, own, wanted, monkeypatch
+):
+    """By a Python that has the wheel."""
+    monkeypatch.setenv("PYTHONPATH", str(own), prepend=":")
+    steps = 4
+    overrides = (*SAM, *LATE, *APART, f"trainer.total_training_steps={steps}")
+    metrics, texts, _ = verls_run(own, assets, "apart", *overrides, python=python_with_verl)
+    assert sorted(metrics) == list(range(1, steps + 1))
+    assert max(row["training/off_policy/trajectory_spans/max"] for row in metrics.values()) == 2, "none was interrupted"
+    for row in metrics.values():
+        assert row["actor/grad_norm"] > 0 and row["training/off_policy/trajectory_staleness/max"] <= 1
+    assert total(metrics, "rollout/spec_accepted_tokens") > 0 == total(metrics, "rollout/drafter/draft_errors")
+    assert_same({key: found for key, found in texts.items() if key[0] == 1}, wanted, 4)
+
+
+def total(metrics, name):
+    """Over the steps; a step whose responses are all there already has no engine steps."""
+    found = [row[name] for row in metrics.values() if name in row]
+    assert found
+    return sum(found)

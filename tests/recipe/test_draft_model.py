@@ -55,14 +55,14 @@ def test_acceptance_by_position_is_counted_from_every_token():
     assert found[:4] == [0.5, 0.5, 0.0, 0.0]
 
 
-def test_it_is_built_once_and_its_acceptance_is_said_again(assets, capsys):
-    said = []
+def test_it_is_built_once_and_its_acceptance_is_said(assets, capsys):
+    said, folder = [], assets / "draft_model"
     for _ in range(2):
         assert draft_model.main(["--assets", str(assets), "--prompts", "2", "--steps", "1"]) == 0
-        said.append(capsys.readouterr().out)
-    folder = assets / "draft_model"
-    assert said[0].startswith(f"draft model built in {folder}: of 4 held-out responses")
-    assert said[0].count("%") == draft_model.POSITIONS and said[1] == said[0].replace("built", "found")
+        said.append(capsys.readouterr().out.splitlines())
+    (shares, built), found = said
+    assert shares.startswith("of 4 held-out responses") and shares.count("%") == draft_model.POSITIONS
+    assert (built, *found) == tuple(f"draft model {word} in {folder}" for word in ("built", "found"))
     assert (folder / "tokenizer_config.json").is_file()
     assert AutoModelForCausalLM.from_pretrained(folder).config.num_hidden_layers == 1
 

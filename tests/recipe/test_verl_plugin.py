@@ -1,6 +1,5 @@
 """What two settings make of a config of verl's own; a whole run is in tests/end_to_end/test_verl_script.py."""
 
-import importlib.metadata
 import re
 
 import pytest
@@ -21,10 +20,6 @@ def composed(*overrides):
         config = compose("ppo_trainer", [*GIVEN, *overrides])
     OmegaConf.resolve(config)
     return config
-
-
-def test_verl_loads_the_module():
-    assert verl_plugin.__name__ in {one.value for one in importlib.metadata.entry_points(group="verl.plugins")}
 
 
 @pytest.mark.parametrize(("device", "method"), [*(("cuda", one) for one in METHODS), ("npu", "sam"), ("cpu", "sam")])
@@ -77,9 +72,3 @@ def test_the_router_comes_with_speculation_alone():
     assert verl_plugin.resolved(config).method == "off"
     with pytest.raises(Exception, match=r"without speculation: add \+speculation=sam, or \+speculation=off"):
         composed("+routing=context")
-
-
-def test_without_the_settings_nothing_is_verls_but_verls():
-    with initialize_config_dir(verl_configs().removeprefix("file://"), version_base=None):
-        config = compose("ppo_trainer")
-    assert "speculation" not in config and not config.actor_rollout_ref.rollout.engine_kwargs.vllm

@@ -42,8 +42,8 @@ start = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {orpha
 with supervisor.supervised(Path("{directory}")):
     subprocess.Popen([sys.executable, "-c", start]).wait()
     Path("/dev/shm/psm_{mark}").write_text("left behind")
-    Path(os.environ["RECIPE_RUN_SCRATCH"], "ray/session_20{mark}").mkdir(parents=True)
-    Path("/tmp/rl-colocate-zmq-01000000-20{mark}-replica-0-rank-0.sock").write_text("x")
+    session = Path(os.environ["RECIPE_RUN_SCRATCH"]).name
+    Path(f"/tmp/rl-colocate-zmq-01000000-{session}-replica-0-rank-0.sock").write_text("x")
     Path("{directory}", "metrics.jsonl.partial").write_text("half")
     print("printed by the run", flush=True)
     Path("{directory}", "scratch").write_text(os.environ["RECIPE_RUN_SCRATCH"])
@@ -74,9 +74,9 @@ def wait_for_child(folder):
 
 
 def assert_nothing_left(folder, mark):
-    assert not Path((folder / "scratch").read_text()).exists()
+    assert not (scratch := Path((folder / "scratch").read_text())).exists()
     assert not Path(f"/dev/shm/psm_{mark}").exists()
-    assert not list(Path("/tmp").glob(f"rl-colocate-zmq-*{mark}*"))
+    assert not list(Path("/tmp").glob(f"rl-colocate-zmq-*{scratch.name}*"))
     assert subprocess.run(["pgrep", "-f", mark], capture_output=True).stdout == b""
     assert not list(folder.glob("*.partial"))
     assert "printed by the run" in (folder / "train.log").read_text()

@@ -4,15 +4,21 @@ import asyncio
 from functools import partial
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from omegaconf import OmegaConf
 from ray.exceptions import RayActorError
 from verl.workers.rollout.replica import TokenOutput
 
-from sam_recipe.rollout.client import RoutedClient, group_of
+from sam.drafting.texts import digest
+from sam_recipe.rollout.client import RoutedClient
 from sam_recipe.rollout.router import Placement
 
 RESPONSE = list(range(100, 150))
+
+
+def group_of(prompt):
+    return digest(np.asarray(prompt)).hex()
 
 
 class Server:
@@ -40,8 +46,10 @@ class Server:
 
 
 class Router:
-    def __init__(self, servers):
-        self.servers, self.told, self.released = dict(servers), [], []
+    """Of one server."""
+
+    def __init__(self, server):
+        self.server, self.told, self.released = server, [], []
         for name in ("acquire", "proceed", "fail"):
             setattr(self, name, SimpleNamespace(remote=partial(self._place, name)))
         self.release = SimpleNamespace(remote=lambda name, tokens: self.released.append(tokens))
@@ -49,22 +57,19 @@ class Router:
     async def _place(self, name, *told):
         self.told.append((name, *told[name != "acquire" :]))
         if name == "fail":
-            self.servers.pop(told[1])
-        if not self.servers:
             raise RuntimeError("No available servers in load balancer")
-        return Placement(*next(iter(self.servers.items())))
+        return Placement("a", self.server)
 
 
 ROLLOUT = {"name": "vllm", "max_model_len": 64, "prompt_length": 14, "response_length": 50}
 
 
-def generate(chunk, servers=None, rollout=ROLLOUT, **sampling):
-    config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "routing": {"chunk_tokens": chunk}})
-    servers = servers or {"a": Server()}
-    router = Router(servers)
+def generate(chunk, server=None, **sampling):
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": ROLLOUT}, "routing": {"chunk_tokens": chunk}})
+    router = Router(server := server or Server())
     client = RoutedClient(config, router)
     output = asyncio.run(client.generate("r", prompt_ids=[1, 2, 3], sampling_params=sampling))
-    return output, router, [ask for one in servers.values() for ask in one.asked]
+    return output, router, server.asked
 
 
 def test_chunks_are_joined():
@@ -100,14 +105,6 @@ def test_what_reads_the_responses_own_tokens_is_not_divided(parameters, chunks):
     assert len(generate(20, **parameters)[2]) == chunks
 
 
-def test_with_no_replica_left_the_death_is_the_error():
-    def die(output, before):
-        raise RayActorError()
-
-    with pytest.raises(RayActorError):
-        generate(20, {"a": Server(die)})
-
-
 def test_a_whole_response_is_asked_for_as_verl_asks_for_it():
     caller = {"seed": 1, "temperature": 0.5}
     _, router, asked = generate(None, **caller)
@@ -118,7 +115,14 @@ def test_an_aborted_chunk_ends_its_response_with_the_tokens_so_far():
     def abort(output, before):
         return TokenOutput(token_ids=[], stop_reason="aborted") if before == 1 else output
 
-    output, router, _ = generate(20, {"a": Server(abort)}, rollout={**ROLLOUT, "full_determinism": True})
-    assert router.told[0][1].conversation != "r", "ids that come again name none"
+    output, router, _ = generate(20, Server(abort))
     assert (output.token_ids, output.stop_reason) == (RESPONSE[:20], "aborted")
     assert router.released == [None], "its length says nothing about its group"
+
+
+def test_with_no_replica_left_the_death_is_the_error():
+    def die(output, before):
+        raise RayActorError()
+
+    with pytest.raises(RayActorError):
+        generate(20, Server(die))

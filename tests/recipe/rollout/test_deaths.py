@@ -44,15 +44,14 @@ def start():
     from sam_recipe.rollout.router import ContextRouterActor
 
     servers = {name: ray.remote(Server).options(num_cpus=0).remote() for name in ("a", "b")}
-    settings = {"chunk_tokens": CHUNK, "lookahead_tokens": 0}
-    router = ContextRouterActor.remote(servers, settings)
+    router = ContextRouterActor.remote(servers, {"chunk_tokens": CHUNK, "lookahead_tokens": 0})
     rollout = {"name": "vllm", "max_model_len": 128, "prompt_length": 64, "response_length": LENGTH}
     config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "routing": {"chunk_tokens": CHUNK}})
     return servers, router, RoutedClient(config, router)
 
 
-async def begin(client, router, admissions: int) -> list[asyncio.Future]:
-    """Twelve responses, of which the router has placed so many chunks."""
+async def killed(client, router, admissions: int, kill) -> list:
+    """What twelve responses end with, after the router has placed so many chunks and `kill` was called."""
 
     async def generate(number):
         prompt = [1, 2, 3 + number // 4]
@@ -60,28 +59,22 @@ async def begin(client, router, admissions: int) -> list[asyncio.Future]:
         return list(output.token_ids)
 
     responses = [asyncio.ensure_future(generate(number)) for number in range(12)]
-    while (await router.get_status.remote())["admissions"] < admissions:
+    while (status := await router.get_status.remote())["admissions"] < admissions:
         await asyncio.sleep(0.01)
-    return responses
+    assert status["servers"]["a"] > 0
+    kill()
+    async with asyncio.timeout(600):
+        return await asyncio.gather(*responses, return_exceptions=True)
 
 
 def test_a_killed_servers_chunks_go_on_elsewhere_with_the_same_tokens(cluster):
     servers, router, client = start()
     pid = ray.get(servers["a"].pid.remote())
-
-    async def play():
-        responses = await begin(client, router, 14)  # some are in their second chunk
-        held = (await router.get_status.remote())["servers"]["a"]
-        os.kill(pid, signal.SIGKILL)
-        async with asyncio.timeout(600):
-            found = await asyncio.gather(*responses)
-            while (status := await router.get_status.remote())["servers"] != {"b": 0}:  # the last are being released
-                await asyncio.sleep(0.01)
-            return held, found, status
-
-    held, responses, status = asyncio.run(play())
-    assert held > 0 and status["waiting"] == 0
-    assert responses == [[token(number, position) for position in range(LENGTH)] for number in range(12)]
+    # Some are in their second chunk.
+    found = asyncio.run(killed(client, router, 14, lambda: os.kill(pid, signal.SIGKILL)))
+    assert found == [[token(number, position) for position in range(LENGTH)] for number in range(12)]
+    status = ray.get(router.get_status.remote())
+    assert list(status["servers"]) == ["b"] and status["waiting"] == 0
 
 
 def test_more_than_rays_thousand_calls_may_wait(cluster):
@@ -99,14 +92,7 @@ def test_more_than_rays_thousand_calls_may_wait(cluster):
 
 def test_a_killed_router_ends_every_request_with_its_death(cluster):
     _, router, client = start()
-
-    async def play():
-        responses = await begin(client, router, 8)
-        ray.kill(router)
-        async with asyncio.timeout(600):
-            return await asyncio.gather(*responses, return_exceptions=True)
-
-    found = asyncio.run(play())
+    found = asyncio.run(killed(client, router, 8, lambda: ray.kill(router)))
     assert all(isinstance(one, ray.exceptions.RayActorError) for one in found)
     # By which the run's last line names it; the watchdog does by its title.
     assert is_death(repr(found[0]))

@@ -3,11 +3,12 @@
 import asyncio
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from sam.drafting.drafter import Drafter
+from sam.drafting.texts import digest
 from sam.history.client import HistoryClient
-from sam_recipe.rollout.client import group_of
 from sam_recipe.rollout.router import AHEAD, ContextRouter, Request
 
 LIMITS = {"kv_tokens": 4096, "block_tokens": 16, "slots": 2, "max_model_len": 512}
@@ -53,7 +54,7 @@ def test_lengths_in_the_history_are_the_estimate_before_the_probe(tmp_path):
         await made.read_history()
 
         async def client(length):
-            await made.acquire(request(f"{length}", group_of(prompts[length])))
+            await made.acquire(request(f"{length}", digest(np.asarray(prompts[length])).hex()))
             order.append(length)
             await asyncio.sleep(0.01)
             made.release(f"{length}", length)

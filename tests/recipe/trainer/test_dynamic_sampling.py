@@ -72,7 +72,7 @@ def make(monkeypatch, accuracies, order=0, samples=2, dispatched=4, partition="t
 MIXED, RIGHT, WRONG = (1.0, 0.0), (1.0, 1.0), (0.0, 0.0)
 
 
-@pytest.mark.parametrize("order", range(5))
+@pytest.mark.parametrize("order", range(2))
 def test_first_groups_with_signal_in_dispatch_order(monkeypatch, order):
     groups = [RIGHT, MIXED, WRONG, MIXED, MIXED, MIXED, RIGHT, MIXED]
     sampler, queue = make(monkeypatch, groups, order)
@@ -84,7 +84,7 @@ def test_first_groups_with_signal_in_dispatch_order(monkeypatch, order):
     assert metrics == {f"rollout/{name}": value for name, value in (counts | means).items()}
     assert queue.dispatched == 8
     assert set(queue.tags) == set(batch.keys)  # nothing else stays in the queue
-    assert [t.kept for t in sampler.last_step.trajectories] == [g in (1, 3, 4) for g in range(8) for _ in (0, 1)]
+    assert [row["kept"] for row in sampler.rows] == [g in (1, 3, 4) for g in range(8) for _ in (0, 1)]
 
 
 def test_without_filtering_one_round_of_the_train_batch(monkeypatch):
@@ -92,7 +92,7 @@ def test_without_filtering_one_round_of_the_train_batch(monkeypatch):
     batch, metrics = sampler.sample(global_steps=1, partition_id="train", batch_size=2)
     assert sampler.prompts_per_round(2) == queue.dispatched == 2
     assert len(batch.keys) == 4 and metrics["rollout/dropped_groups"] == 0
-    assert [row["given_spans"] for row in sampler.last_step.rows(0, 1)] == [[[1, 2]]] * 4
+    assert [row["given_spans"] for row in sampler.rows] == [[[1, 2]]] * 4
 
 
 SAID = "data_source 'x': /my/reward.py:3: ValueError: no number"
@@ -131,20 +131,17 @@ def test_responses_that_fail_are_left_out_and_groups_replaced(
 
 
 @pytest.mark.parametrize("partition", ["train", "val"])
-def test_a_round_of_which_every_response_failed_ends_the_run_with_what_they_failed_of(monkeypatch, partition):
-    sampler, queue = make(monkeypatch, [MIXED] * 4, partition=partition)
+def test_a_round_of_which_every_response_failed_ends_the_run_with_what_they_failed_of(monkeypatch, caplog, partition):
+    sampler, queue = make(monkeypatch, [MIXED] * 8, partition=partition)
     for group in range(4):
         fail(queue, group, 0, 1)
     with pytest.raises(RuntimeError, match=f"every response failed in .* step 1: {re.escape(SAID)}"):
         sampler.sample(global_steps=1, partition_id=partition, batch_size=4)
     assert queue.dispatched == 4
-
-
-def test_a_validation_goes_on_without_the_responses_that_failed(monkeypatch, caplog):
-    sampler, queue = make(monkeypatch, [MIXED] * 4, partition="val")
-    fail(queue, 3, 0)
-    batch, _ = sampler.sample(global_steps=1, partition_id="val", batch_size=4)
-    assert len(batch.keys) == 7 and SAID in caplog.text
+    queue.dispatch(4)
+    if partition == "val":  # which goes on without some
+        batch, _ = sampler.sample(global_steps=1, partition_id="val", batch_size=8)
+        assert len(batch.keys) == 8 and SAID in caplog.text
 
 
 @pytest.mark.parametrize("failing", [False, True])
@@ -175,15 +172,13 @@ def test_metrics_are_those_that_the_reward_gives(monkeypatch):
         sampler.sample(1, "train", 2)
 
 
-def test_a_users_sampler_decides_itself_how_many_prompts_a_step_begins_with(monkeypatch):
-    """It need not know of rounds; without them there is no record of a step's responses."""
+def test_a_users_sampler_need_not_know_of_rounds(monkeypatch):
     asked, verls = [], dapo_trainer.PPOTrainerSync
     monkeypatch.setattr(verls, "_add_batch_to_generate", lambda _: asked.append("verl's"))
-    monkeypatch.setattr(verls, "_compute_metrics", lambda *_: asked.append("verl's metrics"))
+    monkeypatch.setattr(verls, "_compute_metrics", lambda *_: None)
     trainer = object.__new__(dapo_trainer.DapoTrainer)
-    trainer.replay_buffer = object()
-    trainer.sam_steps = [(SimpleNamespace(save=lambda directory, step: asked.append((directory, step))), 1.0)]
-    trainer.record = SimpleNamespace(directory="run", append_metrics=lambda step, metrics: asked.append(metrics))
+    trainer.replay_buffer, trainer.sam_steps = object(), []
+    trainer.record = SimpleNamespace(append_metrics=lambda step, metrics: asked.append(metrics))
     trainer._add_batch_to_generate()
     trainer._compute_metrics(None, {"a": 1}, {}, 1, 0)
-    assert asked == ["verl's", "verl's metrics", ("run", 1), {"a": 1}]
+    assert asked == ["verl's", {"a": 1}]

@@ -25,7 +25,7 @@ def test_what_is_saved_is_loaded(tmp_path):
 def test_what_is_not_engine_steps_is_one_line_with_the_array(tmp_path):
     (tmp_path / "engine_steps").mkdir()
     for arrays, said in (
-        ({"drafted": [0.5, 1]}, "drafted: numbers of another kind"),
+        ({"preemptions": [1, 2]}, "not engine steps"),
         ({"running": [1]}, ".running.: 1"),
     ):
         np.savez(tmp_path / "engine_steps" / "1.npz", step_ms=[10.0, 20.0], **arrays)

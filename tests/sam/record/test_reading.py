@@ -95,8 +95,22 @@ ROW = ROWS[2]
         (ROW | {"given_spans": [[1, 3]]}, ", line 2, given_spans: expected pairs of numbers from 0 to 2"),
         ({"prompt": [1]}, ", line 2: expected a row with prompt_tokens and response_tokens, or input and output"),
         ({"input": "a", "output": "b"}, " holds text: name its tokenizer with --tokenizer"),
-        (packed(GOOD | {"response_prompt": np.array([0, 0, 2])}), ", response_prompt[2]: expected 0 to 1, got 2"),
-        (packed(GOOD | {"response_tokens": np.ones(5)}), ", response_tokens: expected whole numbers, got 'float64'"),
+        (
+            packed(GOOD | {"response_prompt": np.array([0, 0, 2])}),
+            ", response_prompt: expected 3 numbers below 2, got [0, 0, 2]",
+        ),
+        (
+            packed(GOOD | {"response_prompt": np.array([0, 0])}),
+            ", response_prompt: expected 3 numbers below 2, got [0, 0]",
+        ),
+        (
+            packed(GOOD | {"response_tokens": np.array([5, 6, 5, -1, 7])}),
+            ", response_tokens[3]: expected a token id, 0 to 2147483647, got -1",
+        ),
+        (
+            packed(GOOD | {"response_tokens": np.ones(5)}),
+            ", response_tokens[0]: expected a token id, 0 to 2147483647, got 1.0",
+        ),
         (
             packed(GOOD | {"response_offsets": np.array([0, 3, 4, 4])}),
             ", response_offsets: expected offsets that rise from 0 to 5",
