@@ -60,6 +60,9 @@ def _save(file, key: tuple, data) -> None:
 
 # As `compiled`; other threads go on while it runs.
 compiled_for_threads = functools.partial(compiled, nogil=True)
+# As `compiled`, for sums that may be added in any order, so that the processor adds several side by side. The order is
+# the compiled code's: equal arrays have equal sums.
+compiled_sum = functools.partial(compiled, fastmath={"reassoc"})
 # As `compiled`, for functions that allocate no arrays: inlined where they are called, without reference counts, which
 # make small functions that are given a NamedTuple of arrays three to eight times slower.
 kernel = functools.partial(compiled, _nrt=False, forceinline=True)

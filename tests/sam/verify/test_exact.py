@@ -12,6 +12,11 @@ from sam.verify.exact import rng_key, uniforms
 VOCABULARY = 151_936
 
 
+@pytest.fixture(params=[1 << 30, 0], ids=["host", "device"])
+def search(request, monkeypatch):
+    monkeypatch.setattr(exact, "SMALL_VOCABULARY", request.param)
+
+
 def test_uniforms_are_uniform_independent_and_the_same_on_every_machine():
     many = np.arange(200_000)
     by_key, by_position = uniforms(many, np.zeros_like(many)), uniforms(np.full_like(many, 3), many)
@@ -60,7 +65,7 @@ def worst_share_error(sample, logits: torch.Tensor) -> float:
 
 @pytest.mark.statistical
 @pytest.mark.parametrize("name", distributions())
-def test_every_token_keeps_its_share_at_a_vocabulary_of_151936(name):
+def test_every_token_keeps_its_share_at_a_vocabulary_of_151936(name, search):
     """The obvious way, one cumulative sum in float32, is caught."""
 
     def one_float32_sum(logits, draws):
@@ -73,7 +78,7 @@ def test_every_token_keeps_its_share_at_a_vocabulary_of_151936(name):
 
 
 @pytest.mark.parametrize("vocabulary", [exact.BLOCK * 3, exact.BLOCK * 3 + 1, exact.BLOCK * 4 - 1, 5])
-def test_tokens_are_those_of_float64(vocabulary):
+def test_tokens_are_those_of_float64(vocabulary, search):
     generator = torch.Generator().manual_seed(vocabulary)
     logits = 4 * torch.randn(2000, vocabulary, generator=generator)
     draws = torch.rand(2000, dtype=torch.float64, generator=generator)
@@ -83,7 +88,7 @@ def test_tokens_are_those_of_float64(vocabulary):
     assert (found != float64).sum() <= 1
 
 
-def test_masked_tokens_are_never_drawn():
+def test_masked_tokens_are_never_drawn(search):
     vocabulary = 2 * exact.BLOCK + 7
     generator = torch.Generator().manual_seed(2)
     ends = torch.tensor([2.0**-53, 1 - 2.0**-53, 0.5, 2.0**-30, 1 - 2.0**-30], dtype=torch.float64)
@@ -98,7 +103,7 @@ def test_masked_tokens_are_never_drawn():
         assert torch.equal(verify.sample_inverse_cdf(alone, end.expand(vocabulary)), torch.arange(vocabulary))
 
 
-def test_rows_without_mass_give_token_0():
+def test_rows_without_mass_give_token_0(search):
     logits = torch.zeros(5, 1500)
     logits[1, 3] = torch.nan
     logits[2] = -torch.inf
@@ -174,7 +179,7 @@ def test_first_second_and_third_token_follow_the_target(name, temperature):
 
 
 @pytest.mark.statistical
-def test_a_draft_does_not_change_a_token():
+def test_a_draft_does_not_change_a_token(search):
     rows, draws = target_rows("typical", 1.0), keyed_draws(0)
     without = decode(rows, [-3, -3], draws)  # drafts that no token equals
     for first in range(5):
