@@ -23,10 +23,13 @@ class Picture(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A part of the page; `table` is a header and rows of texts and numbers, which scroll on a narrow window."""
+    """A part of the page; `texts` are of pieces (text, kind), coloured by kind, `table` is a header and rows of texts
+    and numbers, which scroll on a narrow window."""
 
     heading: str
     pictures: Sequence[Picture] = ()
+    caption: str = ""
+    texts: Sequence[Sequence[tuple[str, str]]] = ()
     table: tuple[Sequence, Sequence[Sequence]] | None = None
 
 

@@ -161,8 +161,10 @@ class DrawnDrafts:
         levels = np.searchsorted(self._edges, 1.0 + others, side="right")
         ranges = np.searchsorted(EDGES, generated, side="right") - 1
         number = _random(requests, generated, self._seed) % np.uint64(self._table.accepted.shape[-1])
-        self._records = records = levels, ranges, number.astype(np.int64)
-        acceptance = self._table.acceptance[records]
+        return self._drawn((levels, ranges, number.astype(np.int64)), budgets, min_acceptance)
+
+    def _drawn(self, records: tuple[np.ndarray, ...], budgets, min_acceptance) -> tuple[np.ndarray, np.ndarray]:
+        self._records, acceptance = records, self._table.acceptance[records]
         longest = np.minimum(budgets, self._table.drafted[records])
         # Probabilities fall within a draft.
         kept = (np.arange(acceptance.shape[1]) < longest[:, None]) & (acceptance >= min_acceptance)

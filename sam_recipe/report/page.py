@@ -23,6 +23,7 @@ from sam_recipe.report.runs import (
     Run,
     common_steps,
     compare_responses,
+    drafted_texts,
     load_runs,
     load_stock,
     method_of,
@@ -64,6 +65,10 @@ SIZE, WIDE = (4.8, 3.0), (5.6, 3.0)  # inches; the first picture is as wide as t
 POINTS = 120  # of a curve over time
 RUNNING = "Running requests, and the drafts verified and accepted"
 RUNNING_CAPTION = "In a rollout of median length. Drafts are the first run's: those that its switch let through."
+DRAFTED = (
+    "Green: accepted drafts. Black: the model's own tokens. Grey: what tools answered. A run counts accepted drafts, "
+    "not which they were: here sam drafts the recorded text again, in every step, from the prompt's samples alone."
+)
 Labels = tuple[str, str] | None  # of the axes; None: there is nothing to see
 
 
@@ -81,16 +86,17 @@ def report(directories: list[Path], output: Path | None) -> str:
     output = output or runs[0].directory.parent
     against, note = load_stock(output, runs[0])
     summary = summarize(runs) | {"stock": against and rows_of(against), "stock_note": note}
+    texts = drafted_texts(runs[0])
     output.mkdir(parents=True, exist_ok=True)
     (output / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-    (output / "report.html").write_text(as_html(runs, summary, against))
+    (output / "report.html").write_text(as_html(runs, summary, against, texts))
     values = [f"{name:<24}{value}" for name, value in facts(summary)]
     notes = (f"note: {line}" for line in remarks(runs, summary))
     return "\n".join([*answer(runs, summary, against), *values, *notes, f"report: {output / 'report.html'}"])
 
 
-def as_html(runs: list[Run], summary: dict, against: dict | None) -> str:
-    """The page: the answer, the pictures, then the tables that have rows."""
+def as_html(runs: list[Run], summary: dict, against: dict | None, texts: list) -> str:
+    """The page: the answer, the pictures, responses, then the tables that have rows."""
     differing = differences(runs[0].config, runs[1].config).items() if runs[1:] else ()
     tables = {
         "Figures": (("figure", "value"), facts(summary)),
@@ -100,8 +106,10 @@ def as_html(runs: list[Run], summary: dict, against: dict | None) -> str:
         "What differs between the two configs": (("key", "first", "second"), [(k, *v) for k, v in differing]),
         "To repeat the first run": (("what", "value"), list(runs[0].versions.items())),
     }
-    sections = [Section(title, table=table) for title, table in tables.items() if table[1]]
-    return page(TITLE, answer(runs, summary, against), [Section("", draw_all(runs)), *sections])
+    drafts = Section("Drafts in a few responses", caption=DRAFTED, texts=texts)
+    sections = [Section("", draw_all(runs)), *[drafts] * bool(texts)]
+    sections += [Section(title, table=table) for title, table in tables.items() if table[1]]
+    return page(TITLE, answer(runs, summary, against), sections)
 
 
 def summarize(runs: list[Run]) -> dict:

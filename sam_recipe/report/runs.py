@@ -18,12 +18,21 @@ from sam.bench.settings import STOCK
 from sam.config import WITH_DRAFT_MODEL
 from sam.reading import ReadError, expect, json_object, one_line
 from sam.record.engine_steps import EngineSteps
-from sam.record.responses import METRICS_FILE, read_config, read_metrics, read_responses, responses_path
+from sam.record.responses import (
+    CONFIG_FILE,
+    METRICS_FILE,
+    read_config,
+    read_metrics,
+    read_responses,
+    responses_path,
+)
+from sam.record.tokenizer import Tokenizer
 
 ROLLOUT_SECONDS, TAIL_SECONDS = "rollout/seconds", "rollout/tail_seconds"
 STOCK_FILE = "stock.json"
 POLICY = "goodput"  # of sam.bench's engines with sam or a trained drafter
 MEASURE = "sam bench --run"
+TEXTS, SHOWN = 3, 400  # responses that the page shows, and tokens of each
 
 
 @dataclass
@@ -142,6 +151,48 @@ def of_seeds(runs: list[Run]) -> list[list[Run]]:
         if n == 0 or (one == other and methods[n : n + 2] == methods[:2]):
             found.setdefault(one, runs[n : n + 2])
     return [*found.values()]
+
+
+def drafted_texts(run: Run) -> list[list[tuple[str, str]]]:
+    """Samples of the last step's first prompt, as pieces (text, "drafted", "given" or ""); none without sam, and, with
+    a remark, without the model's tokenizer."""
+    from sam.replay import Request, make_drafter
+
+    if not run.has_responses or run.config["speculation"]["method"] != "sam":
+        return []
+    try:
+        with one_line(place := f"{run.directory / CONFIG_FILE}", "no model and number of draft tokens"):
+            model = run.config["actor_rollout_ref"]["model"]["path"]
+            budget = np.array([run.config["speculation"]["num_speculative_tokens"]], np.int32)
+            drafter = make_drafter("sam", "group", int(budget[0]))
+        expect((Path(model) / "tokenizer.json").is_file(), place, "a model's folder with tokenizer.json", model)
+        tokenizer = Tokenizer(model).whole
+    except ReadError as error:
+        run.remarks.append(f"{error}: left out")
+        return []
+    rows, samples = read_responses(run.directory, run.steps[-1]), []
+    for row in rows:
+        if row.prompt == rows[0].prompt and len(row.response_tokens):
+            spans = [[min(edge, SHOWN) for edge in span] for span in row.given_spans]
+            samples.append(Request(str(row.sample), row.response_tokens[:SHOWN], given=spans))
+            drafter.start(str(row.sample), row.prompt_tokens)
+    kinds = {sample.name: np.full(len(sample.response), "", "U7") for sample in samples}
+    while live := [sample for sample in samples if not sample.finished]:
+        for sample in live:
+            begin, drafts = sample.accepted, drafter.draft([sample.name], budget)
+            accepted, generated, new = sample.verify(drafts.token_ids)
+            kinds[sample.name][begin : begin + accepted] = "drafted"
+            kinds[sample.name][begin + generated : sample.accepted] = "given"
+            drafter.append([sample.name], new, np.array([0, len(new)]))
+    return [_pieces(tokenizer, sample.response, kinds[sample.name]) for sample in samples[:TEXTS]]
+
+
+def _pieces(tokenizer, tokens: np.ndarray, kinds: np.ndarray) -> list[tuple[str, str]]:
+    ends = [*np.flatnonzero(kinds[1:] != kinds[:-1]) + 1, len(tokens)]
+    texts = ["", *(tokenizer.decode(tokens[:end].tolist(), skip_special_tokens=False) for end in ends)]
+    return [
+        (text[len(before) :], str(kinds[end - 1])) for before, text, end in zip(texts, texts[1:], ends, strict=False)
+    ]
 
 
 def load_stock(directory: Path, run: Run) -> tuple[dict[str, Any] | None, str]:

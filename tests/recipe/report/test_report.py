@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from sam.bench.result import compared
+from sam.record.responses import read_recording
+from sam.replay import make_drafter, replay
 from sam_recipe.report.page import compare_curves, main
-from sam_recipe.report.runs import STOCK_FILE, Run, load_runs, text_of
+from sam_recipe.report.runs import STOCK_FILE, Run, drafted_texts, load_runs, text_of
 from tests.recipe.run_directory import write_lines, write_run
 
 REWARDS = [0.0, 0.1, 0.2, 0.5, 0.6, 0.7]
@@ -173,6 +175,33 @@ def test_a_loss_is_longer(runs, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("sam_recipe.report.page.draw_all", lambda runs: [])
     assert main([*map(str, runs[::-1]), "--output", str(tmp_path / "out")]) == 0
     assert capsys.readouterr().out.startswith("Training step 4.00 s to 5.00 s: 0.80x as fast, 25.0 % longer\n")
+
+
+def test_accepted_drafts_of_responses_are_marked(tmp_path):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {word: number for number, word in enumerate("abcdefgh")}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="a"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    texts = [[1, 2, 3, 4] * 6, [1, 2, 3, 4] * 4 + [5] * 4 + [1, 2], []]
+    rows = [{"prompt": 0, "sample": n, "prompt_tokens": [7], "response_tokens": its} for n, its in enumerate(texts)]
+    rows[1]["given_spans"] = [[16, 20]]
+    other = rows[0] | {"prompt": 1, "response_tokens": [6] * 30}
+    settings = {"method": "sam", "num_speculative_tokens": 3}
+    config = {"speculation": settings, "actor_rollout_ref": {"model": {"path": str(tmp_path)}}}
+    run = write_run(tmp_path / "run", config, [{"step": 1, "rollout/seconds": 1.0}], {1: rows})
+    accepted = replay(read_recording(run / "rollouts" / "1.jsonl"), lambda: make_drafter("sam", "group", 3), 3).accepted
+    write_lines(run / "rollouts" / "1.jsonl", [*rows, other])
+    shown = drafted_texts(Run.load(run))
+    said = ["".join(text for text, _ in pieces).split() for pieces in shown]
+    assert said == [["abcdefgh"[token] for token in text] for text in texts if text]
+    assert shown[0][0] == ("b", "") and [text.split() for text, kind in shown[1] if kind == "given"] == [["f"] * 4]
+    drafted = [text for pieces in shown for text, kind in pieces if kind == "drafted"]
+    assert sum(len(text.split()) for text in drafted) == accepted > 20
+    assert drafted_texts(Run.load(make_run(tmp_path / "off", "off", 1.0, [0.0]))) == []
+    (tmp_path / "tokenizer.json").unlink()
+    assert drafted_texts(bare := Run.load(run)) == [] and "a model's folder with tokenizer.json" in bare.remarks[0]
 
 
 def test_broken_input_is_one_line(runs, tmp_path, capsys):
