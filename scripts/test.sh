@@ -53,10 +53,8 @@ fast)
     shift
     set_up_environment cpu smollm2 dev
     quick=(-m "not (engine or e2e or network or statistical or long)" --ignore tests/test_docs.py)
-    # What composes dozens of configs, starts dozens of programs or imports vLLM takes minutes.
-    for slow in preflight rollout/test_server.py tiny test_bench.py test_qwen3_configs.py test_scripts.py; do
-        quick+=(--ignore "tests/recipe/$slow")
-    done
+    # What composes dozens of configs or starts dozens of programs takes minutes.
+    for slow in preflight tiny test_qwen3_configs.py test_scripts.py; do quick+=(--ignore "tests/recipe/$slow"); done
     side_by_side "${quick[@]}" --ignore tests/recipe tests "$@" -- "${quick[@]}" tests/recipe "$@"
     exit
     ;;
