@@ -4,6 +4,7 @@ Each check yields lines: what was found, what was expected, what to do, and a co
 """
 
 import functools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -194,3 +195,18 @@ def draft_model(config: DictConfig) -> Iterator[str]:
         yield f"{said}: choose the other of draft_model and eagle3, or hybrid [drafter.unlike]"
     else:
         yield from weights(folder)
+
+
+def history_of_responses(config: DictConfig) -> Iterator[str]:
+    """Whether responses can be kept where the config says, and those that are there are this model's."""
+    if (given := config.speculation.history_path) is None:
+        return
+    from sam.history import database  # only where there is a history
+
+    folder, errors = Path(given), []
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        yield f"speculation.history_path={given}: {existing} cannot be written: name another folder [history.unusable]"
+    written_in = database.fingerprint(str(model_of(config))) if model_of(config).is_dir() else None
+    database.read_files(folder, written_in, lambda connection: None, errors.append)
+    yield from (f"speculation.history_path={given}: {error} [history.unusable]" for error in errors[:1])

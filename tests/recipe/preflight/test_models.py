@@ -7,6 +7,7 @@ import numpy
 import pytest
 from safetensors.numpy import save_file
 
+from sam.history.database import fingerprint, open_file, own_file
 from sam_recipe.preflight import settings
 from sam_recipe.preflight.__main__ import main
 from tests.recipe.preflight.preflight_node import config_of, tiny, write_model
@@ -71,3 +72,18 @@ def test_weights_are_all_there_or_one_line_says_what_to_do(tmp_path, capsys, nam
         assert said.err.startswith("error: ") and said.err.endswith(f"[{code}]\n") and said.err.count("\n") == 1
     else:
         assert "model: complete, 0.0 GB of weights" in said.out
+
+
+def test_a_history_of_another_tokenizer_or_in_a_place_that_cannot_be_written(assets):
+    def found(folder):
+        config = tiny(assets, "speculation.scope=history", f"speculation.history_path={folder}")
+        return list(settings.history_of_responses(config))
+
+    history = assets / "history"
+    assert found(history) == [] and not history.exists()
+    open_file(own_file(history), fingerprint(str(assets / "model")), to_write=True).close()
+    assert found(history) == []
+    open_file(own_file(assets / "other"), "of another", to_write=True).close()
+    for name, said in {"other": "a history of tokenizer of another", "train.parquet": "cannot be written"}.items():
+        (problem,) = found(assets / name)
+        assert problem.endswith("[history.unusable]") and said in problem
