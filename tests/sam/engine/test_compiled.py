@@ -21,8 +21,8 @@ ENGINES = {
 }
 
 
-@pytest.mark.parametrize(("dtype", "eager", "asynchronous"), ENGINES.values(), ids=ENGINES)
-def test_speculation_changes_no_token(dtype, eager, asynchronous, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("dtype", "eager", "is_asynchronous"), ENGINES.values(), ids=ENGINES)
+def test_speculation_changes_no_token(dtype, eager, is_asynchronous, tmp_path, monkeypatch):
     monkeypatch.setattr(cpu_fixes, "SMALL_WEIGHTS", 16_000)
     monkeypatch.setattr(row_classes, "CACHE_FOLDER", tmp_path / "classes")
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "cache"))
@@ -35,16 +35,16 @@ def test_speculation_changes_no_token(dtype, eager, asynchronous, tmp_path, monk
         used.append({(linear.packed, linear.is_direct) for linear in linears})
         runner.model.load_weights((name, 1.1 * weight) for name, weight in model.network.state_dict().items())
 
-    def run(method, batch, asynchronous):
+    def run(method, batch, is_async):
         generator = np.random.default_rng(0)
         prompts = [generator.integers(0, VOCABULARY, 4 + row % 20).tolist() for row in range(48)]
         settings = [{"max_tokens": 64, "seed": row} for row in range(48)]
         options = {"dtype": dtype, "enforce_eager": eager, "observe": changed_weights}
-        return generate(model, prompts, settings, method, batch, asynchronous, **options)
+        return generate(model, prompts, settings, method, batch, is_async, **options)
 
     with torch._dynamo.config.patch(disable=False):
         before = dict(torch._dynamo.utils.counters["stats"])
-        off, on = run("off", 48, False), run("sam", 29, asynchronous)
+        off, on = run("off", 48, False), run("sam", 29, is_asynchronous)
         traced = torch._dynamo.utils.counters["stats"]["unique_graphs"] - before.get("unique_graphs", 0)
     assert traced == 0 if eager else traced >= 2
     # By one kernel each: in graphs called directly or by an operator, by what this processor's kernels agree in.
