@@ -1,16 +1,15 @@
 """`python -m tests.yardsticks --output FILE [NAMES]`: what a rebuilding of this project must leave as it is.
 
 `tokens`: a digest of every token of the engine matrix. `replay`: acceptance length, and microseconds a token, on
-recordings. `configs`: every config as it is composed. `router`: the decisions of 400 schedules. `steps`: an engine's
-step over stock vLLM's. `quickstart`: its rollout over stock vLLM. `--compare BEFORE AFTER` prints what differs: tokens,
-configs and decisions at all, acceptance by more than 0.01, times as ratios.
+recordings. `configs`: every config as it is composed. `router`: the decisions of 400 schedules. `--compare BEFORE
+AFTER` prints what differs: tokens, configs and decisions at all, acceptance by more than 0.01, times as ratios. How
+fast an engine and a run are beside stock vLLM `sam bench` and scripts/quickstart.sh measure.
 """
 
 import argparse
 import hashlib
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -24,7 +23,6 @@ ROOT = Path(__file__).resolve().parents[1]
 ACCEPTANCE = 0.01
 SCHEDULES = 400
 REPEATS = 5
-MODELS = {"tiny": "outputs/tiny_assets/model", "smollm2": "outputs/smollm2_assets/model"}
 
 
 def digest(value) -> str:
@@ -43,8 +41,8 @@ def tokens(_) -> Iterator[tuple[str, str]]:
         for ranks in (1, 2):
             for method in ("off", "sam", "ngram"):
                 for is_asynchronous in (False, True) if method != "ngram" else (False,):
-                    with matrix.engine(model, method, is_asynchronous, ranks) as llm:
-                        answers = matrix.run(llm)
+                    with matrix.engine(model, method, is_asynchronous, ranks) as engine:
+                        answers = matrix.run(engine)
                     name = f"{method}, {'asynchronous' if is_asynchronous else 'synchronous'}, {ranks} ranks"
                     yield name, digest([answers[row].tokens for row in rows])
 
@@ -102,29 +100,7 @@ def router(_) -> Iterator[tuple[str, str]]:
     yield f"{SCHEDULES} schedules", digest(starts)
 
 
-def steps(options) -> Iterator[tuple[str, dict]]:
-    """By `sam bench`: stock vLLM's engine and this project's beside each other, so that a busy machine slows both."""
-    for name, model in MODELS.items():
-        for requests in (1, 4, 24):
-            with tempfile.TemporaryDirectory() as folder:
-                load = f"--requests {requests} --responses {requests} --rounds {REPEATS} --max-tokens 128"
-                bench = f"bench --model {ROOT / model} {load} --variants stock off sam-k3 --output {folder}"
-                subprocess.run([sys.executable, "-m", "sam_recipe.command_line", *bench.split()], check=True, cwd=ROOT)
-                rows = json.loads((Path(folder) / "result.json").read_text())["rows"]
-            stock = next(row for row in rows if row["variant"] == "stock")
-            for row in rows:
-                if row is not stock:
-                    yield f"{name}, {requests} requests, {row['variant']}", {"us": row["step_ms"] / stock["step_ms"]}
-
-
-def quickstart(_) -> Iterator[tuple[str, dict]]:
-    """From nothing but the environment."""
-    subprocess.run(["bash", "scripts/quickstart.sh"], check=True, cwd=ROOT)
-    found = json.loads((ROOT / "outputs" / "quickstart" / "stock.json").read_text())
-    yield "quickstart", found
-
-
-YARDSTICKS = {one.__name__: one for one in (tokens, replay, configs, router, steps, quickstart)}
+YARDSTICKS = {one.__name__: one for one in (tokens, replay, configs, router)}
 
 
 def differences(before: dict, after: dict) -> Iterator[str]:

@@ -2,6 +2,7 @@
 and no token changes; nor where an asynchronous trainer interrupts responses for new weights, and they go on."""
 
 import functools
+import secrets
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -39,9 +40,11 @@ APART = (
 def forked():
     """Ray's workers and engines come from a process that has imported all: that is half of a run's time."""
     with tempfile.TemporaryDirectory() as folder:  # short: sockets lie below
-        python = fork_server.start(Path(folder), IMPORTED_ONCE, CPU)
+        # One that Ray made itself would not reach a process that has imported Ray before.
+        token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        python = fork_server.start(Path(folder), IMPORTED_ONCE, CPU | token)
         setting = f"++ray_kwargs.ray_init.runtime_env.py_executable={python}"
-        yield functools.partial(verls_run, **{fork_server.EXECUTABLE: str(python)}), setting
+        yield functools.partial(verls_run, **{fork_server.EXECUTABLE: str(python)}, **token), setting
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,7 @@ import numpy as np
 
 from sam.config import SpeculationConfig
 from sam.vllm.v2.engine import engine_arguments
-from tests.sam.engine.matrix import started
-from tests.sam.engine.tiny_engine import VOCABULARY
+from tests.sam.engine.tiny_engine import VOCABULARY, started
 
 
 @dataclass

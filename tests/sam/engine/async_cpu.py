@@ -9,8 +9,6 @@ import time
 
 import torch
 
-ASYNC_SAM = {"method": "ngram_gpu", "num_speculative_tokens": 3}
-
 
 class Event:
     """A device's event: `query` is False until somebody has waited for it, or for one recorded after it."""

@@ -1,6 +1,24 @@
-"""Fixtures that several tests of engines share."""
+"""What several files share: a model, what it answers without speculation, and engines that CPUs do not have."""
 
 import pytest
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory):
+    """A model whose text repeats."""
+    from tests.sam.engine import matrix
+
+    return matrix.save(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def off(model):
+    """What an engine without speculation answers to the requests that most files ask. Two engines never run at once:
+    one that a fixture keeps is to be started after this."""
+    from tests.sam.engine.tiny_engine import Engine
+
+    with Engine(model) as engine:
+        return engine.generate()
 
 
 @pytest.fixture(scope="module")

@@ -21,54 +21,41 @@ class SamRanks:
     """Mixed into vLLM's worker; the methods are called through `collective_rpc`."""
 
     def prepare(self) -> None:
-        """Count what each step takes, attach a recorder, and give the second rank's drafter another text."""
+        """Count steps and messages, and give the second rank's drafter another text."""
         from vllm.distributed.parallel_state import get_tp_group
 
-        from sam.vllm.step_recorder import StepRecorder
-
         runner, group = self.model_runner, get_tp_group()
-        proposer = runner.drafter
-        self._slow_rank, self._steps = None, []
-        StepRecorder.attach(runner)
+        self._slow_rank, self._counted = None, Counter()
         if self.rank == 1:
-            proposer.drafter.start("other text", np.arange(VOCABULARY, dtype=np.int32))
-        execute, sample, broadcast = runner.execute_model, runner.sample_tokens, group.broadcast_object
+            runner.drafter.drafter.start("other text", np.arange(VOCABULARY, dtype=np.int32))
+        execute, broadcast = runner.execute_model, group.broadcast_object
 
         def execute_model(scheduler_output, *arguments):
             if self.rank == self._slow_rank:
                 time.sleep(SLOWER_SECONDS)
-            self._steps.append(Counter(room=bool(scheduler_output.scheduled_spec_decode_tokens)))
-            return counting_waits(execute)(scheduler_output, *arguments)
-
-        def counting_waits(function):
-            def call(*arguments):
-                before = proposer.counters.get("waited_steps", 0)
-                result = function(*arguments)
-                self._steps[-1]["waits"] += proposer.counters.get("waited_steps", 0) - before
-                return result
-
-            return call
+            self._counted.update(steps=1, room=bool(scheduler_output.scheduled_spec_decode_tokens))
+            return execute(scheduler_output, *arguments)
 
         def broadcast_object(*arguments):
-            self._steps[-1]["messages"] += 1
+            self._counted.update(messages=1)
             return broadcast(*arguments)
 
-        runner.execute_model = execute_model
-        runner.sample_tokens = counting_waits(sample)
-        group.broadcast_object = broadcast_object
+        runner.execute_model, group.broadcast_object = execute_model, broadcast_object
 
     def draft(self, when: str, slow_rank: int) -> None:
-        """Draft always, never, or in some steps and not in others; make one rank slow."""
-        policy, generator = self.model_runner.drafter.policy, np.random.default_rng(0)
-        budgets = {"always": lambda: 3, "never": lambda: 0, "at times": lambda: 3 * int(generator.random() < 0.7)}
-        policy.plan = lambda state: Plan(budget=budgets[when]())
+        """Draft always, never, in some steps and not in others, or with a broken drafter; make one rank slow."""
+        proposer, generator = self.model_runner.drafter, np.random.default_rng(0)
+        budgets = {"never": lambda: 0, "at times": lambda: 3 * int(generator.random() < 0.7)}
+        proposer.policy.plan = lambda state: Plan(budget=budgets.get(when, lambda: 3)())
+        if when == "broken":
+            proposer.drafter.draft = None
         self._slow_rank = slow_rank
 
-    def break_drafting(self) -> None:
-        self.model_runner.drafter.drafter.draft = None
-
-    def take(self) -> tuple[dict[str, int], list[dict[str, int]], str]:
-        """Counters of the drafter, what each step since the last call took, and the drafter's class."""
-        steps, self._steps = self._steps, []
-        drafter = self.model_runner.drafter
-        return dict(drafter.counters), [dict(step) for step in steps], type(drafter).__name__
+    def take(self) -> tuple[dict[str, int], dict[str, int], str]:
+        """Counters of the drafter; steps since the last call, those with room for drafts, messages, and waits; and the
+        drafter's class."""
+        drafter, counted, self._counted = self.model_runner.drafter, self._counted, Counter()
+        waits = drafter.counters.get("waited_steps", 0)
+        counted["waits"], self._waits = waits - getattr(self, "_waits", 0), waits
+        names = ("steps", "room", "messages", "waits")
+        return dict(drafter.counters), {name: counted[name] for name in names}, type(drafter).__name__

@@ -11,21 +11,13 @@ from sam.switch.policy import Plan
 from sam.vllm.async_proposer import SampledStep
 from sam.vllm.proposer import StepResult
 from sam.vllm.step_recorder import StepRecorder
-from tests.sam.engine.async_cpu import ASYNC_SAM, Event
+from tests.sam.engine.async_cpu import Event
 from tests.sam.engine.faults import FAULTS, mend
-from tests.sam.engine.tiny_engine import Engine, save_model
+from tests.sam.engine.tiny_engine import PROMPTS, Engine, assert_same
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("asynchronous")]
 
-PROMPTS = [[5, 6, 7, 8, 5, 6, 7], [9, 10, 11]] * 4
-SETTINGS = [{"max_tokens": 60 + 4 * row, "seed": row} for row in range(len(PROMPTS))]
-ASYNC = {"async_scheduling": True, "distributed_executor_backend": "uni"}
 COPIES = ("aten::_to_copy", "aten::copy_", "aten::_local_scalar_dense", "aten::clone")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return save_model(tmp_path_factory.mktemp("model"))
 
 
 class Copies(TorchDispatchMode):
@@ -61,58 +53,38 @@ def begins(steps, function):
     return call
 
 
-def ask(engine):
-    return engine.generate(PROMPTS, SETTINGS, logprobs=0)
-
-
 def steps_of(engine, steps):
-    """Waits and copies of the whole model runner in each step, once others have been before, and what came out."""
-    ask(engine)
+    """What came out, and waits and copies of the whole model runner in each step, once others have been before."""
+    engine.generate()
     runner = engine.runner
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "execute_model", begins(steps, counted(steps, runner.execute_model)))
         patch.setattr(runner, "sample_tokens", counted(steps, runner.sample_tokens))
-        result = ask(engine)
+        result = engine.generate()
     return result, [(step["waits"], step["copies"]) for step in steps]
 
 
 @pytest.fixture(scope="module")
-def counted_off(model):
-    with Engine(model, **ASYNC) as engine:
-        return steps_of(engine, [])
+def counted_off(model, off):
+    """Without speculation."""
+    with Engine(model, asynchronous=True) as engine:
+        result, steps = steps_of(engine, [])
+    assert_same(result, off)
+    return steps
 
 
 @pytest.fixture(scope="module")
-def off(counted_off):
-    return counted_off[0]
-
-
-@pytest.fixture(scope="module")
-def sharing(model, counted_off):
-    """Without drafts, in an engine whose interval of sharing is over in every step: what came out, waits and copies of
-    each step; steps in which tokens were sent, and how many tokens."""
-    clients, sent_at, sent, steps = [], [], [], []
+def running(model, counted_off):
+    """One engine for all tests, whose interval of sharing is over in every step: started when the other has ended."""
+    clients = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Client, "start", lambda self: clients.append(self))
         patch.setattr("sam.vllm.tracked_requests.INTERVAL_SECONDS", 0.0)
-        with Engine(model, ASYNC_SAM, policy="never", speculation={"sharing": "replicas"}, **ASYNC) as engine:
+        with Engine(model, "sam", asynchronous=True, speculation={"sharing": "replicas"}) as engine:
             engine.runner.drafter.share("no address")
-            (client,) = clients
-
-            def put(event, *arguments):
-                if event == "append":
-                    sent_at.append(len(steps))
-                    sent.append(len(arguments[2]))
-
-            client.put = put
-            return *steps_of(engine, steps), sent_at, sum(sent)
-
-
-@pytest.fixture(scope="module")
-def running(model, counted_off, sharing):
-    """One engine with sam for all tests: started when the others have ended."""
-    with Engine(model, ASYNC_SAM, policy="always", **ASYNC) as engine:
-        yield engine
+            (engine.client,) = clients
+            engine.client.put = lambda *_: None
+            yield engine
 
 
 @pytest.fixture
@@ -122,6 +94,30 @@ def engine(running):
     proposer.last, proposer.policy = StepResult(), make_policy("always", 3, 0)
     proposer.counters.update(dict.fromkeys(("draft_errors", "late_steps", "waited_steps"), 0))
     return running
+
+
+def test_without_drafts_no_step_waits_or_copies_more_and_text_is_shared_from_vllms_own_copy(
+    engine, off, counted_off, monkeypatch
+):
+    """In every step; and nothing is waited for or copied for it."""
+    steps, sent_at, sent = [], [], []
+
+    def put(event, *arguments):
+        if event == "append":
+            sent_at.append(len(steps))
+            sent.append(len(arguments[2]))
+
+    monkeypatch.setattr(engine.client, "put", put)
+    engine.runner.drafter.policy = make_policy("never", 3, 0)
+    on, found = steps_of(engine, steps)
+    assert_same(on, off)
+    assert found == counted_off and len(found) > 80
+    assert max(copies for _, copies in found) > 5, "the control: they are counted"
+    # Of two rollouts. The last step's tokens arrive when there is no further one.
+    tokens = sum(map(len, off.tokens))
+    assert 2 * tokens - 6 * len(PROMPTS) <= sum(sent) <= 2 * tokens
+    gaps = [later - earlier for earlier, later in zip(sent_at, sent_at[1:], strict=False)]
+    assert max(gaps) <= 2 and len(set(sent_at)) > len(found) - 10
 
 
 def test_with_drafts_a_step_waits_once_and_copies_twice(engine, off, monkeypatch):
@@ -142,25 +138,25 @@ def test_with_drafts_a_step_waits_once_and_copies_twice(engine, off, monkeypatch
     monkeypatch.setattr(runner.input_ids, "copy_to_gpu", copy_to_gpu)
     monkeypatch.setattr(runner, "execute_model", begins(steps, runner.execute_model))
     monkeypatch.setattr(runner, "sample_tokens", sample_tokens)
-    for name in ("_sample", "propose_draft_token_ids"):  # the recorder wraps these too
-        monkeypatch.setattr(runner, name, getattr(runner, name))
-    monkeypatch.setattr(runner, "_sam_step_recorder", None, raising=False)
-    recorder = StepRecorder.attach(runner)
-    on = ask(engine)
-    assert on.tokens == off.tokens
+    on = engine.generate()
+    assert_same(on, off)
     assert on.accepted > 50 and proposer.counters["draft_errors"] == 0
     found = Counter((step["waits"], step["copies"]) for step in steps if step["drafts"])
     assert sum(found.values()) > 20
     assert all(waits <= 1 and copies <= 2 for waits, copies in found), found
-    check_record(recorder.take(), on)
 
 
-def check_record(record, on):
-    """The recorder counts what was verified, not the scheduler's placeholders."""
-    kept = sum(map(len, on.tokens))
-    assert kept <= record.emitted.sum() <= kept + 4 * len(on.tokens)
-    assert on.accepted <= record.accepted.sum() <= on.accepted + 3 * len(on.tokens)
-    assert record.accepted.sum() < record.drafted.sum() <= on.drafted + 3 * len(on.tokens)
+def test_the_recorder_counts_what_was_verified_not_the_schedulers_placeholders(engine, off, monkeypatch):
+    runner = engine.runner
+    for name in ("execute_model", "sample_tokens", "_sample", "propose_draft_token_ids"):  # which it wraps
+        monkeypatch.setattr(runner, name, getattr(runner, name))
+    monkeypatch.setattr(runner, "_sam_step_recorder", None, raising=False)
+    recorder = StepRecorder.attach(runner)
+    on = engine.generate()
+    record, kept = recorder.take(), sum(map(len, off.tokens))
+    assert kept <= record.emitted.sum() <= kept + 4 * len(PROMPTS)
+    assert on.accepted <= record.accepted.sum() <= on.accepted + 3 * len(PROMPTS)
+    assert record.accepted.sum() < record.drafted.sum() <= on.drafted + 3 * len(PROMPTS)
     assert record.accepted_at.sum() == record.accepted.sum()
 
 
@@ -177,17 +173,17 @@ def test_turning_costs_one_step(engine, off, lasts, monkeypatch):
         waits, before = Event.waits, proposer.counters["late_steps"]
         output = sample(*arguments)
         if proposer.counters["late_steps"] > before:
-            late.append((proposer.wants_drafts, Event.waits - waits, dict(proposer._drafts)))
+            late.append((proposer.wants_drafts, Event.waits - waits))
         asked.append(proposer.wants_drafts)
         return output
 
     monkeypatch.setattr(runner, "sample_tokens", sample_tokens)
-    on = ask(engine)
-    assert on.tokens == off.tokens and on.logprobs == off.logprobs
+    on = engine.generate()
+    assert_same(on, off)
     for step, drafts in enumerate(verified):
         assert not drafts or (asked[step - 1] and asked[step - 2]), step
     begun = [step for step in range(1, len(asked)) if asked[step] and not asked[step - 1]]
-    assert late == [(True, 0, {})] * len(begun) and len(begun) > 1
+    assert late == [(True, 0)] * len(begun) and len(begun) > 1
     assert proposer.counters["draft_errors"] == 0
     if lasts == 10:
         assert on.accepted > 10 and any(verified[step + 2] for step in begun if step + 2 < len(verified))
@@ -198,9 +194,9 @@ def test_a_fault_costs_drafts_and_changes_no_token(engine, off, fault, monkeypat
     said, proposer = [], engine.runner.drafter
     monkeypatch.setattr("sam.vllm.proposer.logger.exception", lambda text, *_: said.append(text))
     FAULTS[fault](proposer)
-    on = ask(engine)
+    on = engine.generate()
     mend(proposer)
-    assert on.tokens == off.tokens and on.logprobs == off.logprobs
+    assert_same(on, off)
     assert proposer.counters["draft_errors"] > 20
     assert len(said) == 1 and "drafting failed" in said[0]
 
@@ -216,20 +212,7 @@ def test_tokens_that_the_drafter_misses_cost_drafts_and_change_no_token(engine, 
 
     proposer.policy = make_policy("never", 3, 0)
     monkeypatch.setattr(SampledStep, "read", broken)
-    on = ask(engine)
-    assert on.tokens == off.tokens
+    assert_same(engine.generate(), off)
     assert len(calls) > 20 and proposer.counters["draft_errors"] > 0
     proposer.policy = make_policy("always", 3, 0)
-    assert ask(engine).accepted > 50, "until their requests have ended"
-
-
-def test_without_drafts_no_step_waits_or_copies_more_and_text_is_shared_from_vllms_own_copy(sharing, counted_off):
-    """In every step; and nothing is waited for or copied for it."""
-    (on, found, sent_at, sent), (off, expected) = sharing, counted_off
-    assert on.tokens == off.tokens and found == expected and len(found) > 80
-    assert max(copies for _, copies in found) > 5, "the control: they are counted"
-    # Of two rollouts. The last step's tokens arrive when there is no further one.
-    tokens = sum(map(len, off.tokens))
-    assert 2 * tokens - 6 * len(PROMPTS) <= sent <= 2 * tokens
-    gaps = [later - earlier for earlier, later in zip(sent_at, sent_at[1:], strict=False)]
-    assert max(gaps) <= 2 and len(set(sent_at)) > len(found) - 10
+    assert engine.generate().accepted > 50, "until their requests have ended"

@@ -1,33 +1,21 @@
 """Real engines with vLLM's packed kernel in all linear layers: tokens after weight syncs. With drafts they
 are in test_compiled.py."""
 
-from types import SimpleNamespace
-
+import numpy as np
 import pytest
 import torch
 
+from sam.verify.exact import rng_key, uniforms
 from sam.vllm import row_classes
 from tests.sam.engine.tiny_engine import Engine, save_model
 
 pytestmark = pytest.mark.engine
 
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(row_classes, "CACHE_FOLDER", tmp_path / "classes")
+PROMPTS = [[row, row + 1, 7] for row in range(12)]
 
 
-@pytest.fixture(params=[False, True], ids=["", "tied"], scope="module")
-def model(request, tmp_path_factory):
-    sharpness = 6.0 if request.param else 25.0  # tied, a sharper one repeats its input
-    return save_model(tmp_path_factory.mktemp("model"), sharpness, tied=request.param)
-
-
-@pytest.fixture(scope="module")
-def trained(model, tmp_path_factory):
-    """The model after a few steps of something like training."""
-    path = tmp_path_factory.mktemp("trained")
-    network = model.network
+def changed(network, path):
+    """The model after a few steps of something like training, saved too; its weights."""
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -36,7 +24,7 @@ def trained(model, tmp_path_factory):
     network.save_pretrained(path)
     weights = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     network.load_state_dict(before)
-    return SimpleNamespace(path=str(path), weights=weights)
+    return weights
 
 
 def buckets(weights):
@@ -47,36 +35,38 @@ def buckets(weights):
     return items[::2], items[1::2]
 
 
-def as_verl(runner, new):
-    """vLLMColocateWorkerExtension.update_weights_from_ipc of verl 0.9.1: parts, then processing, once."""
+def process(runner):
     from vllm.model_executor.model_loader.utils import process_weights_after_loading
 
-    by_load_weights(runner, new)
     process_weights_after_loading(runner.model, runner.model_config, runner.device)
 
 
-def by_load_weights(runner, new):
-    for part in buckets(new.weights):
+def as_verl(runner, weights, path):
+    """vLLMColocateWorkerExtension.update_weights_from_ipc of verl 0.9.1: parts, then processing, once."""
+    by_load_weights(runner, weights, path)
+    process(runner)
+
+
+def by_load_weights(runner, weights, path):
+    for part in buckets(weights):
         runner.model.load_weights(iter(part))
 
 
-def processed_only(runner, new):
+def processed_only(runner, weights, path):
     """Written past `load_weights`, as verl's own quantised and buffer updates; processed then."""
-    from vllm.model_executor.model_loader.utils import process_weights_after_loading
-
-    type(runner.model).load_weights(runner.model, iter(sum(buckets(new.weights), [])))
-    process_weights_after_loading(runner.model, runner.model_config, runner.device)
+    type(runner.model).load_weights(runner.model, iter(sum(buckets(weights), [])))
+    process(runner)
 
 
-def by_reload_from_disk(runner, new):
-    runner.reload_weights(weights_path=new.path)
+def by_reload_from_disk(runner, weights, path):
+    runner.reload_weights(weights_path=str(path))
 
 
 @torch.no_grad()  # vLLM's own calls fail without
-def by_reload_in_place(runner, new):
+def by_reload_in_place(runner, weights, path):
     """In the kernels' format: written to the parameters with no loader."""
     held = {name: parameter.detach().clone() for name, parameter in runner.model.named_parameters()}
-    by_load_weights(runner, new)
+    by_load_weights(runner, weights, path)
     loaded = {name: parameter.detach().clone() for name, parameter in runner.model.named_parameters()}
     runner.reload_weights(weights_iterator=iter(held.items()), is_checkpoint_format=False)
     runner._dummy_run(2)  # packs the old ones
@@ -86,32 +76,31 @@ def by_reload_in_place(runner, new):
 WAYS = (as_verl, by_load_weights, processed_only, by_reload_from_disk, by_reload_in_place)
 
 
-def responses_after(llm, new, way):
-    """Tokens of a few requests after weights were changed in one way."""
-    from vllm import SamplingParams
+@torch.no_grad()
+def agreement(network, tokens) -> float:
+    """Share of the tokens that are drawn from transformers' distribution with the requests' own uniforms."""
+    rows, length = len(PROMPTS), len(tokens[0])
+    texts = torch.tensor([[*prompt, *own] for prompt, own in zip(PROMPTS, tokens, strict=True)])
+    cumulative = network(texts).logits[:, 2:-1].double().softmax(-1).cumsum(-1).numpy()
+    keys = np.repeat([rng_key(row, 0, "") for row in range(rows)], length)
+    draws = uniforms(keys, np.tile(3 + np.arange(length), rows)).reshape(rows, length, 1)
+    return float(((cumulative <= draws * cumulative[..., -1:]).sum(-1) == np.array(tokens)).mean())
 
-    way(llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner, new)
-    llm.reset_prefix_cache()
-    parameters = [SamplingParams(temperature=1.0, seed=row, max_tokens=24, ignore_eos=True) for row in range(12)]
-    prompts = [{"prompt_token_ids": [row, row + 1, 7]} for row in range(12)]
-    return [output.outputs[0].token_ids for output in llm.generate(prompts, parameters, use_tqdm=False)]
 
-
-def test_no_weight_sync_leaves_an_old_packed_copy(model, trained):
-    first = SimpleNamespace(path=model.path, weights=model.network.state_dict())
-    expected, found = {}, []
-
-    def loaded_at_start(llm):
-        expected[llm.model_config.model] = responses_after(llm, None, lambda runner, new: None)
-
-    def synced(llm):
+@pytest.mark.parametrize("tied", [False, True], ids=["", "tied"])
+def test_no_weight_sync_leaves_an_old_packed_copy(tied, tmp_path, monkeypatch):
+    monkeypatch.setattr(row_classes, "CACHE_FOLDER", tmp_path / "classes")
+    model = save_model(tmp_path / "model", 6.0 if tied else 25.0, tied=tied)  # tied, a sharper one repeats its input
+    network = model.network
+    first = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    versions = ((changed(network, tmp_path / "trained"), tmp_path / "trained"), (first, model.path))
+    settings = [{"seed": row, "max_tokens": 24} for row in range(len(PROMPTS))]
+    with Engine(model, batch=16) as engine:
+        tokens = engine.generate(PROMPTS, settings).tokens
+        assert agreement(network, tokens) > 0.98
         for way in WAYS:
-            for new in (trained, first):
-                found.append((way.__name__, new.path, responses_after(llm, new, way)))
-
-    for start, then in ((trained, loaded_at_start), (model, lambda llm: (loaded_at_start(llm), synced(llm)))):
-        with Engine(start, batch=16) as engine:
-            then(engine.llm)
-    assert expected[trained.path] != expected[model.path]
-    for way, path, tokens in found:
-        assert tokens == expected[path], way
+            for weights, path in versions:
+                way(engine.runner, weights, path)
+                network.load_state_dict(weights)
+                before, tokens = tokens, engine.generate(PROMPTS, settings).tokens
+                assert agreement(network, tokens) > 0.98 and agreement(network, before) < 0.95, (way.__name__, path)
