@@ -42,8 +42,8 @@ def ask(engine, how="probabilistic"):
     generator = np.random.default_rng(0)
     prompts = [generator.integers(0, VOCABULARY, 6).tolist() for _ in range(REQUESTS)]
     settings = [{"max_tokens": TOKENS, "seed": row, "temperature": float(row % 6 != 0)} for row in range(REQUESTS)]
-    passes, counters = engine.runner.drafter.trained.passes, engine.runner.drafter.counters
-    passes.config = replace(passes.config, draft_sample_method=how)
+    drafter, counters = engine.runner.drafter, engine.runner.drafter.counters
+    drafter.config = replace(drafter.config, draft_sample_method=how)
     found = engine.generate(prompts, settings)
     found.prompts = prompts
     assert counters["draft_model_errors"] == counters["draft_errors"] == 0
