@@ -48,7 +48,7 @@ def test_a_fault_in_a_row_or_in_planning_changes_no_token(engine, off, monkeypat
 def test_goodput_prices_rows(engine, off, monkeypatch):
     """Where a token costs nothing rows are added, where it is dear few; goodput learns from the clock, too."""
     rows = {}
-    for name, per_token in (("free", 1e-6), ("dear", 1.0)):
+    for name, per_token in (("free", 1e-6), ("dear", 20.0)):
         policy = make_policy("goodput", 3, 0, step_cost=linear(5.0, 0.0, per_token), paths=PATHS)
         monkeypatch.setattr(engine.runner.drafter, "policy", policy)
         rows[name] = ask(engine, off).counters["path_rows"]
