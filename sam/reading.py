@@ -46,10 +46,7 @@ def json_object(path: Path) -> dict[str, Any]:
 
 
 def json_rows(
-    path: Path,
-    read: Callable[[Any, str], T],
-    left_out: list[str] | None = None,
-    is_growing: bool = False,
+    path: Path, read: Callable[[Any, str], T], left_out: list[str] | None = None, is_growing: bool = False
 ) -> Iterator[T]:
     r"""Each row of a .jsonl file as `read` of the row and its place, "FILE, line 3", gives it; blank lines are none.
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from sam_recipe.command_line import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[1]
+LIMIT = 17500  # 16,000, 900 for the second runner, 600 for verl's own scripts
 # Part, the lines that it may have, and its files by the beginnings of their paths; the longest beginning counts.
 PARTS = (
     ("drafting", 1500, "sam/automaton sam/drafting sam/jit"),
@@ -26,7 +27,8 @@ PARTS = (
     ("benches", 1500, "sam/bench sam/replay sam/profile sam/vllm/bench sam_recipe/bench"),
     ("preflight", 950, "sam_recipe/preflight sam_recipe/arguments"),
     ("launch", 950, "sam_recipe/launch sam_recipe/main_dapo sam_recipe/patch"),
-    ("trainer, rollout, records", 1150, "sam_recipe/trainer sam_recipe/rollout sam_recipe/record sam_recipe/verl_plug "
+    # 1,150, and 600 for verl's own scripts.
+    ("trainer, rollout, records", 1750, "sam_recipe/trainer sam_recipe/rollout sam_recipe/record sam_recipe/verl_plug "
      "sam/record"),
     ("report", 700, "sam_recipe/report sam/page sam/command sam_recipe/command_line"),
     ("models and data", 1350, "sam_recipe/tiny sam_recipe/smollm2 sam_recipe/data sam_recipe/__init__ sam/__init__"),
@@ -69,7 +71,7 @@ def table() -> str:
     for part, decided, _ in PARTS:
         own = [count for name, count in files.items() if part_of(name) == part]
         lines.append(f"{part:28}{sum(own):8,}{decided:9,}{len(own):7}")
-    lines.append(f"{'sum':28}{sum(files.values()):8,}{16000:9,}{len(files):7}")
+    lines.append(f"{'sum':28}{sum(files.values()):8,}{LIMIT:9,}{len(files):7}")
     tests = tracked("tests")
     lines.append(f"{'tests':28}{sum(map(lines_of, tests)):8,}{12000:9,}{len(tests):7}")
     lines.append(f"commands {len(commands())}, knobs {rows_of('knobs.md')}, metrics {rows_of('metrics.md')}")

@@ -15,8 +15,7 @@ from sam.vllm import patches
 logger = logging.getLogger(__name__)
 
 REPEATS = 3
-# Tokens of the forward passes.
-SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
+SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)  # tokens of the forward passes
 # For all of them: where large ones do not fit in, a switch would not draft at such sizes.
 BUDGET_SECONDS = 5.0
 

@@ -15,8 +15,7 @@ from sam_recipe.patch import Patches
 
 PINS = "install the pins of requirements/"
 BUILD = "use the script in scripts/, which has an environment for each device"
-# Devices, what is looked up, and the values that are taken; of a variable none, too. Versions are those of
-# requirements/.
+# Devices, what is looked up, and the values that are taken; of a variable none, too.
 MACHINE = (
     ("cpu cuda npu", "Python", "3.11.* 3.12.*", PINS),
     ("cpu cuda npu", "verl", "0.9.1", PINS),
@@ -66,9 +65,8 @@ def of_machine(device: str) -> Iterator[tuple[str, str, str | None]]:
     """Each of MACHINE that counts with a device, what this machine has of it, and what is wrong, in a line."""
     for name, expected, remedy in (row[1:] for row in MACHINE if device in row[0].split()):
         is_variable = name.startswith(("VLLM_", "HCCL_"))
-        value, code = (
-            (os.environ.get(name), "variable.refused") if is_variable else (installed(name), "package.version")
-        )
+        value = os.environ.get(name) if is_variable else installed(name)
+        code = "variable.refused" if is_variable else "package.version"
         wrong = f"{name}={value}: expected {' or '.join(expected.split())}: {remedy} [{code}]"
         is_right = is_variable if value is None else any(fnmatchcase(value, one) for one in expected.split())
         yield name, value or f"not {'set' if is_variable else 'installed'}", None if is_right else wrong
