@@ -88,7 +88,10 @@ def test_two_replicas_draft_from_what_both_write(sam):
     # Each has found what the other wrote in the epoch before, in the file that both write to.
     assert run.metrics[STEPS]["rollout/drafter/history_found_prompts"] > 0
     assert run.metrics[STEPS]["rollout/drafter/history_errors"] == 0
-    for row in recorded(run, 1):  # what tools said among it
+    validated = {int(row["gts"]) for row in rows(run.directory / "validation" / f"{STEPS}.jsonl")}
+    trained = [row for row in recorded(run, 1) if row["prompt"] not in validated]
+    assert len(trained) > SAMPLES, "of which a later epoch has not taken the place"
+    for row in trained:  # what tools said among it
         texts, own = kept(run.directory / "history", row["prompt_tokens"]), row["response_tokens"]
         # Drafts behind the end were verified too, and stay in the engine's text.
         assert len(own) < 2 or any(text[: len(own)] == own for text in texts)
