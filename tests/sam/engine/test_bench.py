@@ -24,7 +24,9 @@ def bench(model, tmp_path, monkeypatch):
 
     def always(settings: Settings, variant: str) -> dict:
         told = start(settings, variant)
-        return told | ({} if told["speculation"] is None else {"speculation": told["speculation"] | {"policy": "always"}})
+        return told | (
+            {} if told["speculation"] is None else {"speculation": told["speculation"] | {"policy": "always"}}
+        )
 
     monkeypatch.setattr(Settings, "start", always)
 

@@ -130,7 +130,7 @@ def ask(models, engine, how):
     prompts = np.random.default_rng(0).integers(0, tiny_engine.VOCABULARY, (100, 6)).tolist()
     settings = [{"max_tokens": 100, "seed": row, "temperature": float(row % 6 != 0)} for row in range(100)]
     drafter = engine.runner.drafter
-    drafter.trained.passes.config = replace(drafter.trained.passes.config, draft_sample_method=how)
+    drafter.config = replace(drafter.config, draft_sample_method=how)
     found = engine.generate(prompts, settings)
     assert drafter.counters["draft_model_errors"] == drafter.counters["draft_errors"] == 0
     rows, chance = zip(prompts, found.tokens, settings, strict=True), np.random.default_rng(1)
