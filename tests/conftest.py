@@ -52,5 +52,12 @@ def environment(folder: Path, wheel: Path, missing: tuple[str, ...]) -> Path:
     return python
 
 
+@pytest.fixture
+def caplog(caplog):
+    """Takes warnings whatever was imported: vLLM's API server sets all handlers of the root logger to ERROR."""
+    caplog.handler.setLevel(0)
+    return caplog
+
+
 def uv(*arguments: str | Path) -> None:
     subprocess.run([Path(sys.executable).with_name("uv"), *arguments], check=True)

@@ -4,6 +4,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -96,6 +97,7 @@ def write_for_ever(folder, writer):
             texts = [np.full(500, writer * 10**6 + number + i, np.int32) for i in range(8)]
             add(connection, [(digest(np.array(PROMPT)), 1, text) for text in texts], MANY, 9)
             print(number + 8, flush=True)
+            time.sleep(0.002)  # who waits for SQLite's lock stands in no queue
 
 
 def test_two_processes_killed_in_mid_write_lose_nothing_that_was_committed(tmp_path):
