@@ -50,7 +50,12 @@ REFUSED = [
     (TINY, "verl", "Unsupported loss mode: vanila", f"{ACTOR}.policy_loss.loss_mode=vanila"),
     (TINY, "verl", "trainer.logger=tensorbord is none of wandb", "trainer.logger=[console,tensorbord]"),
     (CLUSTER, "vllm", "FULLL", f"{VLLM}.compilation_config.cudagraph_mode=FULLL"),
-    (CLUSTER, "vllm", "enable_reduce_sample=True: it changes what is sampled", f"+{ADDITIONAL}.enable_reduce_sample=true"),
+    (
+        CLUSTER,
+        "vllm",
+        "enable_reduce_sample=True: it changes what is sampled",
+        f"+{ADDITIONAL}.enable_reduce_sample=true",
+    ),
 ]
 
 
