@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sam.bench.__main__ import measure_engines
 from sam.bench.settings import RESERVED, STOCK, parse
 from sam.command import INTERRUPTED, Parser, laid_out, number, run_command
 
@@ -28,18 +29,6 @@ NOT_OF_THE_ENGINE = {
     *RESERVED, "gpu_memory_utilization", "kv_cache_memory_bytes", "load_format", "seed", "disable_log_stats",
     "enable_sleep_mode", "logprobs_mode", "skip_tokenizer_init", "override_generation_config", "hf_overrides",
 }  # fmt: skip
-
-
-def of_engines(words: list[str]) -> int:
-    """`--model DIR`: engines, each in a process of its own."""
-    settings = parse(words)
-    if settings.check:
-        return 0
-    from sam.bench.result import as_text, measure
-
-    result, code = measure(settings)
-    print(as_text(result))
-    return code
 
 
 def of_a_run(words: list[str]) -> int:
@@ -228,7 +217,7 @@ MODES = {"--run": of_a_run, "--config-name": of_whole_runs}
 
 def main(arguments: list[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
-    mode = next((MODES[flag] for word in words if (flag := word.partition("=")[0]) in MODES), of_engines)
+    mode = next((MODES[flag] for word in words if (flag := word.partition("=")[0]) in MODES), measure_engines)
     try:
         return run_command(lambda: mode(words), errors=(ValueError, OSError, RuntimeError))
     except KeyboardInterrupt:

@@ -3,7 +3,7 @@
 #   fast       what to run while working: two minutes, no engine, nothing is downloaded
 #   --ascend   the tests of vllm-ascend on a simulated NPU, in an environment of their own
 #   --v2       the tests of vLLM's second model runner on a CPU, in an environment of their own
-#   --nodes    the tests of two nodes, made of this machine's namespaces: twelve minutes, needs root
+#   --nodes    the tests of two nodes, made of this machine's namespaces: nine minutes, needs root
 # Further arguments go to one pytest: bash scripts/test.sh tests/sam -k automaton
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 help_if_asked "$@"

@@ -21,7 +21,9 @@ from sam.bench import prompts
 from sam.bench.prompts import WARM_UP, Batches, Place
 from sam.bench.settings import STOCK, Settings, engine_arguments
 from sam.config import HUGE_PAGES
+from sam.reading import json_rows
 
+ROUNDS = "rounds.jsonl"  # in --output: the settings, then a line for each round of a load that all variants have run
 ENGINE = (sys.executable, "-m", "sam.vllm.bench.engine")
 STOP_SECONDS = 20.0  # to shut an engine down before it is killed
 LOOK_SECONDS = 0.5  # how often a process is looked after that does not answer
@@ -38,6 +40,23 @@ class EngineError(RuntimeError):
     """An engine refused or ended; one line with its log."""
 
 
+def kept_rounds(settings: Settings) -> dict[Place, dict[str, dict]]:
+    """The rounds that an earlier call has left in --output, by place; without --resume none, and they are removed.
+
+    Raises:
+        ValueError: they are of other settings than this call's; only --rounds may differ.
+    """
+    path, its = settings.output / ROUNDS, settings.of_measurement()
+    its = {name: value for name, value in its.items() if name not in ("rounds", "output", "resume", "check")}
+    rows = list(json_rows(path, lambda row, _: row, is_growing=True)) if settings.resume and path.exists() else []
+    if not rows:
+        path.write_text(json.dumps({"settings": its}) + "\n")
+    elif differing := [name for name, value in its.items() if rows[0]["settings"].get(name) != value]:
+        raise ValueError(f"{path} is of another --{differing[0].replace('_', '-')}: name another --output")
+    places = {(row["round"], row["load"]): row["runs"] for row in rows[1:]}
+    return {place: runs for place, runs in places.items() if place[0] <= settings.rounds}
+
+
 def prepare(settings: Settings) -> tuple[dict[Place, Batches], list[str]]:
     """Complete the settings and make the folder; returns requests, as sam.bench.prompts.batches_of, and what to know of
     them: all that can be wrong without an engine.
@@ -50,8 +69,8 @@ def prepare(settings: Settings) -> tuple[dict[Place, Batches], list[str]]:
     folder = Path(given.get("tokenizer") or settings.model)
     tokenizer = folder if any(folder.glob("*token*")) else None
     batches, notes = prompts.read_input(settings, tokenizer)
-    if (result := settings.output / "result.json").exists():
-        raise ValueError(f"{result} is there already: name another --output")
+    if (result := settings.output / "result.json").exists() and not settings.resume:
+        raise ValueError(f"{result} is there already: name another --output, or add --resume")
     if MEMORY not in os.environ and not given.keys() & MEMORY_ARGUMENTS:
         settings.engine += ["--gpu-memory-utilization", str(round(MEMORY_SHARE / len(settings.variants), 3))]
     if tokenizer is None and "skip_tokenizer_init" not in given:
@@ -162,7 +181,12 @@ def measure_rounds(settings: Settings, batches: dict[Place, Batches], loads: lis
     Raises:
         EngineError: an engine refused or ended.
     """
-    variants, engines = settings.variants, {}
+    variants, engines, kept = settings.variants, {}, kept_rounds(settings)
+    for (_, load), runs in kept.items():
+        loads[load].append(runs)
+    if all(place in kept for place in batches if place[0] != WARM_UP):
+        return
+    batches = {place: its for place, its in batches.items() if place not in kept}
     sampling = {name: getattr(settings, name) for name in ("temperature", "max_tokens", "ignore_eos")}
     bar = tqdm(total=len(variants) * (1 + len(batches)), unit="run", disable=None)
 
@@ -180,6 +204,8 @@ def measure_rounds(settings: Settings, batches: dict[Place, Batches], loads: lis
             runs = {variant: ask(variant, command) for variant in turns(variants, round_)}
             if round_ != WARM_UP:
                 loads[load].append(runs)
+                with open(settings.output / ROUNDS, "a") as file:
+                    print(json.dumps({"round": round_, "load": load, "runs": runs}), file=file)
     finally:
         bar.close()
         for engine in engines.values():

@@ -120,6 +120,7 @@ def parser() -> Parser:
     seeds = "whether requests carry seeds, so that tokens can be compared; by default unless --text is given"
     found.add_argument("--seeds", action=argparse.BooleanOptionalAction, help=seeds)
     found.add_argument("--output", type=Path, default=Path("outputs/bench"), help="folder for logs and result")
+    found.add_argument("--resume", action="store_true", help="go on with the rounds that --output has")
     found.add_argument("--check", action="store_true", help="look at these words only, and measure nothing")
     return found
 

@@ -72,7 +72,10 @@ def test_a_measurement(bench, tmp_path, capsys):
     assert [row["answer"] for row in result["rows"]] == ["no-go", "go", "go"] * 2
     assert result["rows"][2]["acceptance_length"] == 2.0
     logs = {"off.log", "sam.log", "stock.log"}
-    assert {path.name for path in (tmp_path / "out").iterdir()} == logs | {"result.json"} and nothing_is_left(tmp_path)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == logs | {
+        "result.json",
+        "rounds.jsonl",
+    } and nothing_is_left(tmp_path)
     # All variants get the same requests, new ones in every run: warm-ups of one batch, then by round and load as many
     # batches as give eight responses.
     asked = ([note["batches"] for note in notes_of(tmp_path, one) if "batches" in note] for one in ("off", "sam"))
@@ -118,6 +121,20 @@ def test_an_engine_that_fails_ends_it_and_what_is_measured_stays(bench, tmp_path
     (line,) = [line for line in error.splitlines() if line.startswith("error: ")]
     assert message in line and line.endswith("sam-k2.log") and nothing_is_left(tmp_path)
     assert ("1.25x" in text) == (tmp_path / "out" / "result.json").exists() == bool(measured)
+
+
+def test_a_measurement_that_was_ended_goes_on(bench, tmp_path, capsys):
+    words = ("--variants", "stock", "sam-k2", "--rounds", "2")
+    assert bench(*words, dies=["sam-k2", 4]) == 2  # after both loads' warm-up and first round
+    assert bench(*words, "--resume") == 0
+    # The second call's engine warms up again, and runs what was missing.
+    assert [len(note["batches"]) > 0 for note in notes_of(tmp_path, "sam-k2") if "batches" in note] == [True] * (4 + 4)
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert {row["responses"] for row in result["rows"]} == {16}
+    assert bench(*words, "--resume") == 0 and len(notes_of(tmp_path, "sam-k2")) == 2 + 8, "nothing is left to do"
+    capsys.readouterr()
+    assert bench(*words, "--resume", "--temperature", "0.5") == 2
+    assert "rounds.jsonl is of another --temperature: name another --output" in capsys.readouterr().err
 
 
 def refusals(tmp_path):
