@@ -131,7 +131,6 @@ def describe_device_memory(config: DictConfig) -> str:
     )
 
 
-# A machine besides its devices.
 SHARED_MEMORY = Path("/dev/shm")
 RANK_GIB = 0.3  # of shared memory, at most: an engine's queues for each of its ranks (vLLM's multiproc_executor.py)
 
@@ -173,7 +172,6 @@ def free_gib(place: Path) -> float:
     return shutil.disk_usage(place).free / GIB
 
 
-# The Ray cluster that a run would join.
 ANSWER_SECONDS = 180.0  # a node imports Ray, reads the headers of all shards from the shared file system
 COMPARED = ("commit", "python", *versions.RECORDED)
 INSTALL = "install the project and the pins of requirements/ on that node"

@@ -51,6 +51,8 @@ def what_verl_and_vllm_say(config: DictConfig) -> Iterator[str]:
         arguments, asked = server_arguments(config), "vLLM"
         _build(engine_arguments(config, arguments), config)
     except Exception as error:  # verl's, Hydra's, vLLM's, and what their dataclasses raise
+        if config.trainer.device != "cpu" and type(error).__name__ in ("RuntimeError", "AcceleratorError"):
+            return  # of a device in trouble; the engine, which takes it, says so again if it is so there
         text = re.sub(r"\[type=.*| For further information visit .*|(Value error|Assertion failed), ", "", str(error))
         text = textwrap.shorten(text, LONGEST_REASON, placeholder="...").strip(" .") or type(error).__name__
         yield f"{text}: {asked} refuses it: correct what it names [config.{asked.lower()}]"
