@@ -113,7 +113,7 @@ class SpeculationServer(vLLMHttpServer):
         try:
             output = await super().generate(prompt_ids, sampling_params, request_id, **kwargs)
         finally:
-            reason = self._finish_reasons.pop(request_id)
+            reason = self._finish_reasons.pop(request_id, None)
         if is_chunk and reason == "length":
             output.stop_reason = reason
         return output
