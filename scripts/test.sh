@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sets everything up and passes the tests: the default suite, in two processes side by side.
-#   fast       what to run while working: two minutes, no engine, nothing is downloaded
+#   fast       what to run while working: a minute, no engine, nothing is downloaded
 #   --ascend   the tests of vllm-ascend on a simulated NPU, in an environment of their own
 #   --v2       the tests of vLLM's second model runner on a CPU, in an environment of their own
 #   --nodes    the tests of two nodes, made of this machine's namespaces: nine minutes, needs root
