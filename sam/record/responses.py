@@ -56,10 +56,9 @@ class Recording:
 
 
 def join(recordings: list[Recording]) -> Recording:
-    """All prompts of several recordings as one."""
-    epochs = [e for r in recordings for e in r.epochs or []]
+    """All prompts of several recordings as one, without their epochs."""
     prompts, responses, given = map(list, zip(*(group for r in recordings for group in r.groups()), strict=True))
-    return Recording(prompts, responses, epochs if len(epochs) == len(prompts) else None, given)
+    return Recording(prompts, responses, given=given)
 
 
 def by_prompt(rows: Iterable[tuple[np.ndarray, np.ndarray, Spans]]) -> Recording:

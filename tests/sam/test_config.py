@@ -1,18 +1,11 @@
 """SpeculationConfig: checked when it is made, and the same after its way into an engine process."""
 
-import doctest
 import json
 from types import SimpleNamespace
 
 import pytest
 
-from sam import config
 from sam.config import SpeculationConfig
-
-
-def test_example():
-    failed, tried = doctest.testmod(config)
-    assert tried > 0 and failed == 0
 
 
 def test_it_comes_back_equal_through_vllms_json():

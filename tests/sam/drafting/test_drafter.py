@@ -65,26 +65,6 @@ def test_where_nothing_repeats_few_drafts_are_believed_in_and_many_once_text_rep
     assert np.mean(acceptance(np.tile(rng.integers(0, 200, 50), 20))[-400:]) > 0.9
 
 
-def test_memory_budget_is_kept_and_the_overflow_gets_no_drafts():
-    budget = 1 << 20
-    drafter = Drafter(max_draft_tokens=K, memory_budget_bytes=budget)
-    for index in range(200):
-        drafter.start(str(index), tokens(index, 1, 2, 1, 2))
-        append(drafter, {str(index): [1, 2, 3] * 40})
-        assert drafter.nbytes <= budget
-    assert draft(drafter, "0") != [] and draft(drafter, "199") == [] and drafter.num_tokens("199") == 125
-    assert (overflow := drafter.counters["overflow_requests"]) > 0
-    for index in range(100):
-        drafter.finish(str(index))
-    drafter.start("late", tokens(200, 1, 2, 1, 2))
-    assert draft(drafter, "late") != [] and drafter.counters["overflow_requests"] == overflow
-    for request in [*map(str, range(100, 200)), "late"]:
-        drafter.finish(request)
-    while drafter.groups.evict():
-        pass
-    assert drafter.nbytes == len(drafter.groups) == 0
-
-
 def test_drafts_end_where_they_are_unlikely_to_be_accepted():
     drafter = Drafter(max_draft_tokens=4)
     drafter.start("a", tokens(1, 2, 3, 9, 1, 2, 4, 8, 1, 2, 3, 7, 1))
@@ -94,22 +74,6 @@ def test_drafts_end_where_they_are_unlikely_to_be_accepted():
         floor = float(whole.acceptance[kept]) + 1e-6 if kept < 4 else 0.0
         cut = step(drafter, {"a": []}, 4, min_acceptance=floor)
         assert cut.token_ids.tolist() == whole.token_ids[:kept].tolist()
-
-
-def test_earlier_responses_to_a_prompt_are_drafted_from():
-    prompt, drafter = tokens(1, 2), Drafter(max_draft_tokens=K)
-    assert not drafter.append_earlier(prompt, tokens(7, 8)), "no such group"
-    drafter.start("a", prompt)
-    assert drafter.append_earlier(prompt, tokens(7, 8, 9, 10))
-    assert drafter.append_earlier(prompt, tokens(20, 21, 22, 23), is_start=False)
-    assert draft(drafter, "a", 7) == [8, 9, 10] and draft(drafter, "a", 20, 21) == [22, 23]
-    drafter.start("b", prompt)
-    assert draft(drafter, "b", k=1) == [7], "20 does not follow the prompt"
-    for request in "ab":
-        drafter.finish(request)
-    assert drafter.append_earlier(prompt, tokens(7, 8)), "idle, not dropped"
-    drafter.groups.evict()
-    assert not drafter.append_earlier(prompt, tokens(7, 8)) and drafter.nbytes == 0
 
 
 @pytest.mark.parametrize(("scope", "sibling"), [("request", []), ("group", [8, 9, 4]), ("history", [8, 9, 4])])
@@ -146,26 +110,20 @@ def test_more_requests_than_slots_at_first():
     assert step(drafter, dict.fromkeys(ids, ()), 1).token_ids.tolist() == [3] * len(ids)
 
 
-BAD = {
-    "ens=0": lambda drafter: Drafter(max_draft_tokens=0),
-    "a budget of": lambda drafter: Drafter(max_draft_tokens=1, memory_budget_bytes=1),
-    "e='x'": lambda drafter: Drafter(max_draft_tokens=1, scope="x"),
+REFUSED = {
     "at least one token": lambda drafter: drafter.start("b", tokens()),
     "do not fit into memory_budget_bytes": lambda drafter: drafter.start("b", np.zeros(30_000, np.int32)),
     "followed already": lambda drafter: drafter.start("a", tokens(1)),
     "'b' is not followed": lambda drafter: append(drafter, {"b": [1]}),
-    "'c' is not followed": lambda drafter: drafter.finish("c"),
     "append: expected token ids": lambda drafter: append(drafter, {"a": [-1]}),
-    "request 'b': expected token ids": lambda drafter: drafter.start("b", np.array([2**31])),
-    "rising from 0 to the number of tokens": lambda drafter: drafter.append(["a"], tokens(1, 2), np.array([0, 3])),
     "2 budgets for 1 requests": lambda drafter: drafter.draft(["a"], np.array([1, 1])),
 }
 
 
-@pytest.mark.parametrize("message", BAD)
-def test_what_cannot_be_is_refused_and_changes_nothing(message):
+def test_what_cannot_be_is_refused_and_changes_nothing():
     drafter = Drafter(max_draft_tokens=K, memory_budget_bytes=1 << 20)
     drafter.start("a", tokens(1))
-    with pytest.raises(ValueError, match=message):
-        BAD[message](drafter)
-    assert drafter.num_tokens("a") == 1
+    for message, ask in REFUSED.items():
+        with pytest.raises(ValueError, match=message):
+            ask(drafter)
+        assert drafter.num_tokens("a") == 1

@@ -28,15 +28,18 @@ def write(folder, rows, tokens=MANY, epochs=9):
         add(connection, responses, tokens, epochs)
 
 
-def change(folder, statement, *values):
-    with closing(sqlite3.connect(own_file(folder))) as connection, connection:
-        connection.execute(statement, values)
-
-
-def test_responses_come_back_by_prompt_once_and_older_weights_first(tmp_path):
+def test_responses_come_back_by_prompt_once_and_older_weights_first_from_the_files_of_all_machines(tmp_path):
     for _ in range(2):  # a repeated step adds nothing
         write(tmp_path, [(PROMPT, 2, [5, 6, 7]), (OTHER, 1, [8, 9]), (PROMPT, 1, [5, 5])])
     assert kept(tmp_path, PROMPT) == [[5, 5], [5, 6, 7]] and kept(tmp_path, OTHER) == [[8, 9]]
+    own_file(tmp_path).rename(tmp_path / "another-host.sqlite")
+    own_file(tmp_path).touch()  # one that is being made
+    assert kept(tmp_path, PROMPT) == [[5, 5], [5, 6, 7]]
+    write(tmp_path, [(PROMPT, 3, text) for text in ([5, 7], [7, 8], [9, 9])])
+    with closing(sqlite3.connect(own_file(tmp_path))) as damaged, damaged:
+        damaged.execute("UPDATE responses SET tokens = ? WHERE id = 1", [np.full(3, 1 << 30).tobytes()])
+        damaged.execute("UPDATE responses SET tokens = 'text' WHERE id = 3")
+    assert kept(tmp_path, PROMPT) == [[5, 5], [5, 6, 7], [7, 8]]
 
 
 def test_tokens_and_epochs_are_bounded_and_old_weights_leave_first(tmp_path):
@@ -51,43 +54,19 @@ def test_tokens_and_epochs_are_bounded_and_old_weights_leave_first(tmp_path):
     assert [text[0] for text in kept(tmp_path, PROMPT)] == [4] * 3 + [9] * 3 and len(kept(tmp_path, OTHER)) == 1
 
 
-def test_files_of_other_machines_are_merged_and_one_that_is_being_made_is_empty(tmp_path):
-    own_file(tmp_path).touch()
-    assert kept(tmp_path, PROMPT) == []
+def test_a_foreign_or_damaged_file_is_one_line(tmp_path):
     write(tmp_path, [(PROMPT, 1, [5, 6])])
-    own_file(tmp_path).rename(tmp_path / "another-host.sqlite")
-    write(tmp_path, [(PROMPT, 2, [5, 7])])
-    assert kept(tmp_path, PROMPT) == [[5, 6], [5, 7]]
-
-
-def test_a_damaged_response_is_left_out(tmp_path):
-    write(tmp_path, [(PROMPT, 1, [5, 6]), (PROMPT, 1, [7, 8]), (PROMPT, 1, [9, 9])])
-    change(tmp_path, "UPDATE responses SET tokens = ? WHERE id = 1", np.full(3, 1 << 30).tobytes())
-    change(tmp_path, "UPDATE responses SET tokens = 'text' WHERE id = 3")
-    assert kept(tmp_path, PROMPT) == [[7, 8]]
-
-
-FOREIGN = {
-    "tokenizer": "of tokenizer 1f, this run has 2e: choose another",
-    "content": "file is not a database: .* remove the file",
-    "folder": "name a folder that can be written",
-}
-
-
-@pytest.mark.parametrize("wrong", FOREIGN)
-def test_a_foreign_or_damaged_file_is_one_line(tmp_path, wrong):
-    folder, own = tmp_path / "history", "2e" if wrong == "tokenizer" else TOKENIZER
-    if wrong == "folder":
-        folder.write_text("")
-        folder /= "below"
-    else:
-        write(folder, [(PROMPT, 1, [5, 6])])
-    if wrong == "content":
-        own_file(folder).write_text("something else, long enough to be looked at" * 100)
-    for to_write in (True, False):
-        with pytest.raises(ValueError, match=FOREIGN[wrong]) as caught:
-            open_file(own_file(folder), own, to_write)
-        assert "\n" not in str(caught.value)
+    (damaged := tmp_path / "damaged").mkdir()
+    own_file(damaged).write_text("something else, long enough to be looked at" * 100)
+    for folder, tokenizer, message in (
+        (tmp_path, "2e", "of tokenizer 1f, this run has 2e: choose another"),
+        (damaged, TOKENIZER, "file is not a database: .* remove the file"),
+        (own_file(damaged), TOKENIZER, "name a folder that can be written"),
+    ):
+        for to_write in (True, False):
+            with pytest.raises(ValueError, match=message) as caught:
+                open_file(own_file(folder), tokenizer, to_write)
+            assert "\n" not in str(caught.value)
 
 
 def write_for_ever(folder, writer):

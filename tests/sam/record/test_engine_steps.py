@@ -24,13 +24,9 @@ def test_what_is_saved_is_loaded(tmp_path):
 
 def test_what_is_not_engine_steps_is_one_line_with_the_array(tmp_path):
     (tmp_path / "engine_steps").mkdir()
-    for arrays, said in (
-        ({"preemptions": [1, 2]}, "not engine steps"),
-        ({"running": [1]}, ".running.: 1"),
-    ):
-        np.savez(tmp_path / "engine_steps" / "1.npz", step_ms=[10.0, 20.0], **arrays)
-        with pytest.raises(ReadError, match=f"1.npz.*{said}"):
-            EngineSteps.load(tmp_path, 1)
+    np.savez(tmp_path / "engine_steps" / "1.npz", step_ms=[10.0, 20.0], running=[1])
+    with pytest.raises(ReadError, match="1.npz: not engine steps .*.running.: 1"):
+        EngineSteps.load(tmp_path, 1)
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
@@ -41,15 +37,10 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
     assert target.read_text() == "old" and list(tmp_path.iterdir()) == [target]
 
 
-@pytest.mark.parametrize(
-    "running, tail",
-    [
+def test_the_tail_begins_where_running_requests_stay_few():
+    for running, tail in (
         ([1, 3, 5, 4, 2, 1], [0, 0, 0, 0, 1, 1]),
         ([5, 2, 1, 2, 4, 2], [0, 1, 0, 0, 0, 1]),  # the second round's way up is not tail
-        ([5, 2, 1, 5, 1], [0, 1, 0, 0, 1]),
         ([2, 2, 1], [1, 1, 1]),
-        ([5, 5], [0, 0]),
-    ],
-)
-def test_tail(running, tail):
-    assert EngineSteps(running=running).in_tail(2).astype(int).tolist() == tail
+    ):
+        assert EngineSteps(running=running).in_tail(2).astype(int).tolist() == tail

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sam.reading import ReadError
-from sam.record.responses import read_config, read_metrics, read_recording
-from sam.record.tokenizer import Tokenizer
+from sam.record.responses import read_metrics, read_recording
 
 ROWS = [
     {"prompt_tokens": [1, 2], "response_tokens": [5, 6, 5], "note": "a\u2028b"},
@@ -69,61 +68,36 @@ def test_rows_are_read_as_they_stand_or_refused(tmp_path_factory, cuts, row, nam
         assert "\n" not in str(error) and str(file) in str(error)
 
 
-def packed(arrays) -> bytes:
-    np.savez(buffer := io.BytesIO(), **arrays)
+def packed(**changed) -> bytes:
+    np.savez(buffer := io.BytesIO(), **(GOOD | changed))
     return buffer.getvalue()
 
 
 def test_arrays_are_read_as_they_stand(tmp_path):
-    (file := tmp_path / "a.npz").write_bytes(packed(GOOD))
+    (file := tmp_path / "a.npz").write_bytes(packed())
     recording = read_recording(file)
     assert texts_of(recording) == [([1, 2], [[5, 6, 5], [7]]), ([3], [[2**31 - 1]])]
-    assert [texts_of(one) for one in recording.by_epoch()] == [
-        [([1, 2], [[5, 6, 5]]), ([3], [])],
-        [([1, 2], [[7]]), ([3], [[2**31 - 1]])],
-    ]
+    assert texts_of(recording.by_epoch()[0]) == [([1, 2], [[5, 6, 5]]), ([3], [])]
 
 
 ROW = ROWS[2]
+SAID = {
+    ", line 2: expected a JSON object, got [1]": [1],
+    ", line 2, response_tokens[1]: expected a token id, 0 to": ROW | {"response_tokens": [1, 2**40]},
+    ", line 2, given_spans: expected pairs of numbers from 0 to 2": ROW | {"given_spans": [[1, 3]]},
+    ", line 2: expected a row with prompt_tokens and response_tokens, or input and output": {"prompt": [1]},
+    " holds text: name its tokenizer with --tokenizer": {"input": "a", "output": "b"},
+    ", response_prompt: expected 3 numbers below 2, got [0, 0, 2]": packed(response_prompt=[0, 0, 2]),
+    ", response_prompt: expected 3 numbers below 2, got [0, 0]": packed(response_prompt=[0, 0]),
+    ", response_tokens[3]: expected a token id, 0 to 2147483647, got -1": packed(response_tokens=[5, 6, 5, -1, 7]),
+    ", response_offsets: expected offsets that rise from 0 to 5": packed(response_offsets=[0, 3, 4, 4]),
+    ": not an .npz file of arrays": b"PK",
+}
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ([1], ", line 2: expected a JSON object, got [1]"),
-        (ROW | {"response_tokens": [1, 2**40]}, ", line 2, response_tokens[1]: expected a token id, 0 to"),
-        (ROW | {"given_spans": [[1, 3]]}, ", line 2, given_spans: expected pairs of numbers from 0 to 2"),
-        ({"prompt": [1]}, ", line 2: expected a row with prompt_tokens and response_tokens, or input and output"),
-        ({"input": "a", "output": "b"}, " holds text: name its tokenizer with --tokenizer"),
-        (
-            packed(GOOD | {"response_prompt": np.array([0, 0, 2])}),
-            ", response_prompt: expected 3 numbers below 2, got [0, 0, 2]",
-        ),
-        (
-            packed(GOOD | {"response_prompt": np.array([0, 0])}),
-            ", response_prompt: expected 3 numbers below 2, got [0, 0]",
-        ),
-        (
-            packed(GOOD | {"response_tokens": np.array([5, 6, 5, -1, 7])}),
-            ", response_tokens[3]: expected a token id, 0 to 2147483647, got -1",
-        ),
-        (
-            packed(GOOD | {"response_tokens": np.ones(5)}),
-            ", response_tokens[0]: expected a token id, 0 to 2147483647, got 1.0",
-        ),
-        (
-            packed(GOOD | {"response_offsets": np.array([0, 3, 4, 4])}),
-            ", response_offsets: expected offsets that rise from 0 to 5",
-        ),
-        (
-            packed({"prompt_tokens": np.ones(1)}),
-            ": expected the arrays prompt_tokens, prompt_offsets, ",
-        ),
-        (b"PK", ": not an .npz file of arrays"),
-    ],
-)
-def test_a_line_says_file_place_and_what_was_expected(tmp_path, content, said):
-    if isinstance(content, bytes):
+@pytest.mark.parametrize("said", SAID)
+def test_a_line_says_file_place_and_what_was_expected(tmp_path, said):
+    if isinstance(content := SAID[said], bytes):
         (file := tmp_path / "a.npz").write_bytes(content)
     else:
         (file := tmp_path / "a.jsonl").write_text(json.dumps(ROWS[0]) + "\n" + json.dumps(content))
@@ -132,56 +106,12 @@ def test_a_line_says_file_place_and_what_was_expected(tmp_path, content, said):
     assert f"{file}{said}" in str(caught.value)
 
 
-def test_figures_and_settings_of_a_run(tmp_path):
-    metrics, config = tmp_path / "metrics.jsonl", tmp_path / "config.yaml"
-    metrics.write_text('{"step": 1, "a": 1, "b": NaN}\n{"step": 2, "a": "x"}\n{"step": 1, "c": 2}\n{"step": 3, "a')
+def test_figures_of_a_run(tmp_path):
+    (metrics := tmp_path / "metrics.jsonl").write_text(
+        '{"step": 1, "a": 1, "b": NaN}\n{"step": 2, "a": "x"}\n{"step": 1, "c": 2}\n{"step": 3, "a'
+    )
     left_out = []
     assert read_metrics(tmp_path, left_out) == {1: {"a": 1.0, "c": 2.0}}
     assert left_out == [f"{metrics}, line 2, a: expected a number, got 'x'"]
     with pytest.raises(ReadError, match="line 2, a: expected a number"):
         read_metrics(tmp_path)
-    config.write_text("speculation: {method: sam}")
-    assert read_config(tmp_path) == {"speculation": {"method": "sam"}}
-    for content in ("a: [", "- a", "speculation: sam"):
-        config.write_text(content)
-        with pytest.raises(ReadError, match=r"config.yaml: not the config of a run of sam_recipe.main_dapo \("):
-            read_config(tmp_path)
-
-
-TEXT = "the quick brown fox jumps over the lazy dog, twice: the quick brown fox"
-CHAT = [{"role": "system", "content": "be brief"}, {"role": "user", "content": TEXT}]
-TEMPLATE = (
-    "{% for m in messages %}{{ '<' + m['role'] + '>' }}{{ m['content'] | trim }}\n{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
-)
-
-
-def test_a_tokenizer_gives_whole_texts_or_is_refused(tmp_path):
-    """Whatever a training call has left in its file."""
-    from tokenizers import Tokenizer as Fast
-    from tokenizers import decoders, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: number for number, token in enumerate([*alphabet, "th", "Ġthe", "<s>"])}
-    fast = Fast(models.BPE(vocab=vocabulary, merges=[("t", "h")]))
-    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    fast.decoder = decoders.ByteLevel()
-    fast.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", vocabulary["<s>"])])
-    plain = PreTrainedTokenizerFast(tokenizer_object=fast, chat_template=TEMPLATE)
-    fast.enable_truncation(16)
-    fast.enable_padding(length=200)
-    PreTrainedTokenizerFast(tokenizer_object=fast, chat_template=TEMPLATE).save_pretrained(tmp_path)
-    ours = Tokenizer(tmp_path)
-    assert ours.encode(TEXT, "here", special=True) == plain.encode(TEXT) != ours.encode(TEXT, "here")
-    assert ours.chat(CHAT, "here")[1:] == plain.encode("<system>be brief\n<user>" + TEXT + "\n<assistant>")[2:]
-    refused = {"here: expected a text": 5, "here: expected a chat": [], "here[0]: expected a message": ["a"]}
-    for said, content in refused.items():
-        with pytest.raises(ReadError, match=f"^{said.replace('[', chr(92) + '[')}"):
-            (ours.chat if isinstance(content, list) else ours.encode)(content, "here")
-    ours.whole.chat_template = "{{ raise_exception('no\nsystem role') }}"
-    with pytest.raises(ReadError, match=r"line 3: the chat template of .* refuses it \(no system role\)$"):
-        ours.chat(CHAT, "line 3")
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ReadError, match="not a tokenizer"):
-        Tokenizer(tmp_path)

@@ -10,7 +10,7 @@ import pytest
 from sam.bench.prompts import read_groups
 from sam.drafting.texts import Drafts
 from sam.reading import ReadError
-from sam.record.responses import Recording, join, read_recording
+from sam.record.responses import Recording, read_recording
 from sam.replay import main, make_drafter, replay
 
 K = 3
@@ -47,7 +47,6 @@ def recording(*responses):
     [
         (8, lambda done: list(range(done, done + 3)), 2, 6),  # all of them and the bonus token
         (5, lambda done: [77, 78], 5, 0),
-        (5, lambda done: [], 5, 0),
         (2, lambda done: [0, 1, 2][done:], 1, 2),  # a draft beyond the end
     ],
 )
@@ -73,28 +72,23 @@ def test_epochs_go_one_after_the_other_and_the_first_is_not_counted():
     assert kept.tokens == forgotten.tokens == 100 and kept.steps < 35 and forgotten.steps > 90
 
 
-@pytest.fixture
-def npz(tmp_path):
-    path = tmp_path / "trace.npz"
+def test_command_prints_a_line_for_each_file_and_drafter(tmp_path, capsys):
     arrays = {
         "prompt_tokens": [1, 2, 3], "prompt_offsets": [0, 2, 3], "response_tokens": [5, 6, 5, 6, 7, 5, 6, 5, 6, 7],
         "response_offsets": [0, 5, 7, 10], "response_prompt": [0, 0, 1],
     }  # fmt: skip
-    np.savez(path, **arrays)
-    np.savez(tmp_path / "two.npz", **arrays, response_epoch=[0, 1, 1])
-    return path
-
-
-def test_command_prints_a_line_for_each_file_and_drafter(npz, tmp_path, capsys):
+    np.savez(one := tmp_path / "one.npz", **arrays)
+    np.savez(two := tmp_path / "two.npz", **arrays, response_epoch=[0, 1, 1])
     drafters = ["sam", *(["suffix"] if find_spec("arctic_inference") else [])]
-    assert main(["--traces", str(npz), str(npz), "--drafter", *drafters]) == 0
+    assert main(["--traces", str(one), str(two), "--drafter", *drafters]) == 0
     header, *lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert [line[:4] for line in lines] == [["trace.npz", drafter, "10", "0"] for drafter in drafters] * 2
+    expected = [[file, name, "10", "0"] for file in ("one.npz", "two.npz") for name in drafters]
+    assert [line[:4] for line in lines] == expected
     assert {len(line) for line in (header, *lines)} == {10}
-    assert main(["--traces", str(two := tmp_path / "two.npz"), "--epochs"]) == 0
+    assert main(["--traces", str(two), "--epochs"]) == 0
     assert capsys.readouterr().out.splitlines()[1].split()[1:4] == ["sam", "5", "0"]
-    two, none = read_recording(two), read_recording(npz)
-    assert join([two, two]).epochs == [[0, 1], [1]] * 2 and join([two, none]).epochs is None
+    assert main(["--traces", str(one), "--epochs"]) == 2
+    assert "0 epochs in this recording: expected two or more in response_epoch" in capsys.readouterr().err
 
 
 def test_what_a_tool_wrote_is_known_text_and_no_draft(tmp_path, capsys):
@@ -110,19 +104,3 @@ def test_what_a_tool_wrote_is_known_text_and_no_draft(tmp_path, capsys):
     assert capsys.readouterr().out.splitlines()[1].split()[1:4] == ["sam", "7", "2"]
     with pytest.raises(ReadError, match="responses with tools' outputs: expected text of the model alone"):
         read_groups(tmp_path, None, 1)
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--drafter", "sma"], "invalid choice: 'sma'"),
-        (["--k", "0"], "--k: 0: expected 1 or more"),
-        (["--epochs"], "0 epochs in this recording: expected two or more in response_epoch"),
-    ],
-)
-def test_what_is_wrong_is_one_line(npz, flags, message, capsys):
-    try:
-        code = main(["--traces", str(npz), *flags])
-    except SystemExit as ended:
-        code = ended.code
-    assert code == 2 and message in capsys.readouterr().err.splitlines()[-1]

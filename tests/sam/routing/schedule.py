@@ -64,7 +64,8 @@ class World:
         starts = self.policy.decide()
         for request, replica, tokens in starts:
             assert request not in self.running and request not in self.ended, f"{request} started twice"
-            assert replica in self.alive and tokens >= 1
+            rest = LONGEST - self.generated[request]
+            assert replica in self.alive and tokens == min(self.policy.settings.chunk_tokens or rest, rest)
             self.running[request] = replica, tokens
             self.starts.append(request)
         for name in self.alive:

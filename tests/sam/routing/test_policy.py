@@ -109,19 +109,6 @@ def test_a_chunk_returns_to_its_replica_or_moves_to_a_far_emptier_one_if_that_pa
     assert made.counters["prefill_tokens"] == read_again
 
 
-def test_requests_of_a_lost_replica_go_on_elsewhere_from_their_last_token():
-    made = policy(slots=4, replicas=2, chunk_tokens=16)
-    arrive(made, groups=1, samples=2, limit=40)
-    there = next(start.request for start in made.decide() if start.replica == "r1")
-    made.proceed(there, 16)
-    made.decide()
-    made.remove_replica("r1")
-    made.proceed(there, 3)
-    assert made.decide() == [(there, "r0", 16)]
-    made.proceed(there, 16)
-    assert made.decide() == [(there, "r0", 5)], "of 40 tokens 35 are there"
-
-
 @settings(max_examples=1_000, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(
     script=st.binary(max_size=96),

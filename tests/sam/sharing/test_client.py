@@ -64,17 +64,20 @@ def test_text_arrives_with_the_next_exchange_where_a_request_has_its_prompt_and_
         late.put("forget", KEYS[0])
 
 
-@pytest.mark.parametrize("loses_answers", [False, True])
-def test_an_outage_is_warned_of_once_seldom_asked_about_and_caught_up(channel, pair, loses_answers, caplog):
+@pytest.mark.parametrize("kind", ["no answers", "answers are lost", "then another log"])
+def test_an_outage_is_warned_of_once_seldom_asked_about_and_caught_up(channel, pair, kind, caplog):
+    write(pair[0], 0, 2, 0)
     advance(channel, *pair)
-    channel.failure, channel.loses_answers, asked = OSError(), loses_answers, channel.asked
-    with caplog.at_level(logging.WARNING):
-        for i in range(1200):  # a minute
-            write(pair[0], 0, 2 + i, i % 10)
-            advance(channel, *pair)
+    channel.failure, channel.loses_answers, asked = OSError(), kind == "answers are lost", channel.asked
+    caplog.set_level(logging.WARNING)
+    for i in range(1, 1200):  # a minute
+        write(pair[0], 0, 2 + i, i % 10)
+        advance(channel, *pair)
     assert len(caplog.records) == 2 and "drafting goes on without it" in caplog.text  # one for each client
     assert channel.asked - asked <= 2 * (60 / module.RETRY_SECONDS + 1)
     channel.failure = None
+    if kind == "then another log":
+        channel.log = Log(1 << 24)
     advance(channel, *pair, rounds=int(2 * module.RETRY_SECONDS / 0.05))
     assert texts(pair[1]) == [i % 10 for i in range(1200)], "all of it, and nothing twice"
     assert pair[0].counters["sharing_errors"] >= 5
@@ -97,19 +100,24 @@ def test_the_engines_thread_never_asks_and_text_beyond_what_may_wait_is_lost_and
     assert texts(pair[1]) == list(range(10)) and pair[0].counters["sharing_lost_tokens"] == 24 + 40
 
 
-def test_what_is_handed_over_at_once_is_bounded_and_what_cannot_be_taken_fails_nothing(channel, pair, caplog):
+def test_what_is_sent_and_handed_over_at_once_is_bounded_and_what_cannot_be_taken_fails_nothing(
+    channel, pair, monkeypatch, caplog
+):
+    monkeypatch.setattr(module.log, "MAX_INTEGERS", 4 * PIECE_TOKENS)
     write(pair[0], 0, 2, *range(10 * PIECE_TOKENS + 5))
     advance(channel, *pair)
-    sizes = [sum(len(piece.tokens) for piece in part) for part in pair[1].parts]
-    assert sum(sizes) == 10 * PIECE_TOKENS + 5 and max(sizes) < 2 * PIECE_TOKENS
+    assert 0 < pair[1].counters["sharing_received_tokens"] < 4 * PIECE_TOKENS, "the rest follows"
+    advance(channel, *pair, rounds=5)
+    assert max(sum(len(piece.tokens) for piece in part) for part in pair[1].parts) < 2 * PIECE_TOKENS
+    assert texts(pair[1]) == list(range(10 * PIECE_TOKENS + 5))
 
     def refuse(part):
         raise MemoryError("no room")
 
     pair[1].receive = refuse
-    write(pair[0], 0, 2 + sum(sizes), 5, 6)
-    with caplog.at_level(logging.WARNING):
-        advance(channel, *pair, rounds=3)
+    write(pair[0], 0, 2 + 10 * PIECE_TOKENS + 5, 5, 6)
+    caplog.set_level(logging.WARNING)
+    advance(channel, *pair, rounds=3)
     assert pair[1].counters["sharing_errors"] == len(caplog.records) == 1
 
 

@@ -95,9 +95,10 @@ def test_a_run_that_cannot_be_simulated_is_named(tmp_path):
     (directory / "engine_steps" / "1.npz").unlink()
     with pytest.raises(ValueError, match="no training step with rollouts/ and engine_steps/ has finished there"):
         RecordedRun.load(directory)
-    (directory / "config.yaml").write_text("speculation: [")
-    with pytest.raises(ValueError, match=r"config.yaml: not the config of a run"):
-        RecordedRun.load(directory)
+    for content in ("speculation: [", "- a", "speculation: sam"):
+        (directory / "config.yaml").write_text(content)
+        with pytest.raises(ValueError, match="config.yaml: not the config of a run of sam_recipe.main_dapo"):
+            RecordedRun.load(directory)
 
 
 def test_profile_gives_the_cost_of_recorded_steps(tmp_path, capsys):
