@@ -179,14 +179,6 @@ def test_first_second_and_third_token_follow_the_target(name, temperature):
 
 
 @pytest.mark.statistical
-def test_a_draft_does_not_change_a_token(search):
-    rows, draws = target_rows("typical", 1.0), keyed_draws(0)
-    without = decode(rows, [-3, -3], draws)  # drafts that no token equals
-    for first in range(5):
-        assert torch.equal(decode(rows, [first, 1], draws), without)
-
-
-@pytest.mark.statistical
 def test_shared_noise_is_caught():
     rows, draws = target_rows("typical", 1.0), keyed_draws(0).clone()
     draws[::20, 1] = draws[::20, 0]  # one request in twenty decides two tokens with one uniform
