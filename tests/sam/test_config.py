@@ -80,21 +80,17 @@ def test_where_sam_is_scheduled_asynchronously(engine, scheduling, expected):
         assert ("disable_padded_drafter_batch" in asked) is not expected, "vLLM combines the two as little"
 
 
-@pytest.mark.parametrize(
-    ("written", "expected"),
-    [
+def test_hybrid_takes_what_its_folder_holds(tmp_path):
+    for written, expected in (
         ('{"architectures": ["LlamaForCausalLM"], "draft_vocab_size": 32000}', "eagle3"),
         ('{"architectures": ["Qwen3ForCausalLM"]}', "draft_model"),
         ("{", "draft_model"),
-    ],
-)
-def test_hybrid_takes_what_its_folder_holds(tmp_path, written, expected):
-    (tmp_path / "config.json").write_text(written)
-    asked = SpeculationConfig("hybrid", str(tmp_path)).vllm_arguments()["speculative_config"]
-    assert asked["method"] == expected
+    ):
+        (tmp_path / "config.json").write_text(written)
+        asked = SpeculationConfig("hybrid", str(tmp_path)).vllm_arguments()["speculative_config"]
+        assert asked["method"] == expected
 
 
-@pytest.mark.parametrize("key", ["batch_invariant", "async_scheduling"])
-def test_yamls_off_is_a_word(key):
-    for word in (False, "off"):
-        assert getattr(SpeculationConfig.from_dict({key: word}), key) == "off"
+def test_yamls_off_is_a_word():
+    for key in ("batch_invariant", "async_scheduling"):
+        assert getattr(SpeculationConfig.from_dict({key: False}), key) == "off"

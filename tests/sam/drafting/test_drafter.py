@@ -110,20 +110,13 @@ def test_more_requests_than_slots_at_first():
     assert step(drafter, dict.fromkeys(ids, ()), 1).token_ids.tolist() == [3] * len(ids)
 
 
-REFUSED = {
-    "at least one token": lambda drafter: drafter.start("b", tokens()),
-    "do not fit into memory_budget_bytes": lambda drafter: drafter.start("b", np.zeros(30_000, np.int32)),
-    "followed already": lambda drafter: drafter.start("a", tokens(1)),
-    "'b' is not followed": lambda drafter: append(drafter, {"b": [1]}),
-    "append: expected token ids": lambda drafter: append(drafter, {"a": [-1]}),
-    "2 budgets for 1 requests": lambda drafter: drafter.draft(["a"], np.array([1, 1])),
-}
-
-
 def test_what_cannot_be_is_refused_and_changes_nothing():
     drafter = Drafter(max_draft_tokens=K, memory_budget_bytes=1 << 20)
     drafter.start("a", tokens(1))
-    for message, ask in REFUSED.items():
-        with pytest.raises(ValueError, match=message):
-            ask(drafter)
-        assert drafter.num_tokens("a") == 1
+    with pytest.raises(ValueError, match="do not fit into memory_budget_bytes"):
+        drafter.start("b", np.zeros(30_000, np.int32))
+    with pytest.raises(ValueError, match="'b' is not followed"):
+        append(drafter, {"b": [1]})
+    with pytest.raises(ValueError, match="append: expected token ids"):
+        append(drafter, {"a": [1, -1]})
+    assert drafter.num_tokens("a") == 1

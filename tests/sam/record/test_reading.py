@@ -73,13 +73,6 @@ def packed(**changed) -> bytes:
     return buffer.getvalue()
 
 
-def test_arrays_are_read_as_they_stand(tmp_path):
-    (file := tmp_path / "a.npz").write_bytes(packed())
-    recording = read_recording(file)
-    assert texts_of(recording) == [([1, 2], [[5, 6, 5], [7]]), ([3], [[2**31 - 1]])]
-    assert texts_of(recording.by_epoch()[0]) == [([1, 2], [[5, 6, 5]]), ([3], [])]
-
-
 ROW = ROWS[2]
 SAID = {
     ", line 2: expected a JSON object, got [1]": [1],

@@ -5,19 +5,13 @@ from sam.sharing.log import Log
 
 
 class Channel:
-    """What clients ask.
-
-    Attributes:
-        now: seconds that have passed.
-        failure: raised in place of an answer.
-        loses_answers: whether the log is asked before that.
-        asked: questions.
-    """
+    """What clients ask."""
 
     def __init__(self):
-        self.log, self.now, self.asked = Log(1 << 24), 0.0, 0
-        self.failure: Exception | None = None
-        self.loses_answers = False
+        self.log, self.asked = Log(1 << 24), 0
+        self.now = 0.0  # seconds that have passed
+        self.failure: Exception | None = None  # raised in place of an answer
+        self.loses_answers = False  # whether the log is asked before that
 
     def ask(self, question):
         self.asked += 1

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from sam.switch.step_cost import UNMEASURED_SPECULATING, Correction, StepCost, linear
+from sam.switch.step_cost import Correction, StepCost, linear
 
 CELLS = np.array([[[10.0, 20.0], [12.0, 26.0]], [[14.0, 28.0], [30.0, 60.0]]])
 TRUE = {"source": "a test", "requests": [1, 9], "tokens_per_request": [1, 3], "context": [100, 200],
@@ -83,20 +83,6 @@ def test_a_step_that_was_held_up_teaches_nothing_unless_they_all_are():
     for step in range(300):
         correction.observe(4, 0, 1.0, 450.0 if step % 3 == 0 else 20.0 * rng.uniform(0.9, 1.1))
     assert 1.0 + correction.extra_ms(4, 0) == pytest.approx(20.0, rel=0.1)
-
-
-def test_what_a_table_of_forward_passes_lacks_is_guessed_until_steps_show_it():
-    measured, guessed = Correction(TABLE), Correction(TABLE, forward_only=True)
-    guess = UNMEASURED_SPECULATING * TABLE.milliseconds.min()
-    assert measured.extra_ms(8, 16) == guessed.extra_ms(8, 0) == 0.0
-    assert guessed.extra_ms(8, 16) == pytest.approx(guess)
-    for _ in range(2000):  # steps that all draft say nothing of what they would take without
-        guessed.observe(8, 16, by_table(TABLE, 8, 16), by_table(TABLE, 8, 16))
-    assert guessed.extra_ms(8, 16) - guessed.extra_ms(8, 0) > guess / 3
-    for step in range(100):
-        took = by_table(TABLE, 8, drafted := 16 * (step % 2))
-        guessed.observe(8, drafted, took, took)
-    assert guessed.extra_ms(8, 16) - guessed.extra_ms(8, 0) == pytest.approx(0.0, abs=0.01)
 
 
 def test_a_table_that_is_far_too_high_is_no_reward_of_drafts():

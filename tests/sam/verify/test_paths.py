@@ -3,82 +3,34 @@
 import numpy as np
 import torch
 
-from sam.verify import PLACEHOLDER, follow_paths, sample_inverse_cdf
-from sam.verify.exact import uniforms
+from sam.verify import PLACEHOLDER, follow_paths
 
 NO_DRAFT = -2
-VOCABULARY, DEPTH, PATHS = 4, 3, 3
+REQUESTS, PATHS, DEPTH, VOCABULARY = 2000, 3, 3, 3
 
 
-def next_tokens(seed=0):
-    """float64 [token before, token], a distribution after each token."""
-    return np.random.default_rng(seed).dirichlet(np.ones(VOCABULARY), VOCABULARY)
-
-
-def step(distribution, last, position, keys, generator):
-    """One step of requests that each have a draft and further paths, some shorter, some that begin alike.
-
-    Args:
-        last: int [requests], last tokens; position: int, of the first token to be drawn.
-
-    Returns:
-        sampled, drafts, rows as follow_paths takes them.
-    """
-    requests = len(last)
-    tree = generator.integers(0, VOCABULARY, (requests, PATHS, DEPTH))
-    shared = generator.integers(0, DEPTH, (requests, PATHS))
-    tree = np.where(np.arange(DEPTH) < shared[:, :, None], tree[:, :1], tree)
-    lengths = generator.integers(1, DEPTH + 1, (requests, PATHS))
-    lengths[:, 0] = DEPTH
-    drafts = np.full((requests, PATHS, DEPTH + 1), NO_DRAFT)
-    drafts[:, :, :DEPTH] = np.where(np.arange(DEPTH) < lengths[:, :, None], tree, NO_DRAFT)
-    before = np.concatenate([np.broadcast_to(last[:, None, None], (requests, PATHS, 1)), tree], axis=2)
-    at = np.broadcast_to(position + np.arange(DEPTH + 1), before.shape)
-    draws = uniforms(np.broadcast_to(keys[:, None, None], before.shape).ravel(), at.ravel())
-    logits = torch.from_numpy(np.log(distribution[before.ravel()])).to(torch.float32)
-    sampled = sample_inverse_cdf(logits, torch.from_numpy(draws)).reshape(before.shape)
-    sampled[torch.from_numpy(np.arange(DEPTH + 1) > lengths[:, :, None])] = PLACEHOLDER
+def test_tokens_are_those_of_one_after_the_other_as_far_as_a_path_agrees():
+    """`drawn`: what a request draws at each position, by the token before it."""
+    chance, each = np.random.default_rng(0), np.arange(REQUESTS)
+    drawn = chance.integers(0, VOCABULARY, (REQUESTS, DEPTH + 1, VOCABULARY))
+    text = np.zeros((REQUESTS, DEPTH + 2), int)  # after a first token 0
+    for position in range(DEPTH + 1):
+        text[:, position + 1] = drawn[each, position, text[:, position]]
+    drafts = chance.integers(0, VOCABULARY, (REQUESTS, PATHS, DEPTH + 1))
+    before = np.concatenate([np.zeros((REQUESTS, PATHS, 1), int), drafts[:, :, :-1]], axis=2)
+    sampled = drawn[each[:, None, None], np.arange(DEPTH + 1), before]
+    ends = np.arange(DEPTH + 1) >= chance.integers(0, DEPTH + 1, (REQUESTS, PATHS, 1))  # of drafts of any length
+    drafts[ends] = NO_DRAFT
+    sampled[:, :, 1:][ends[:, :, :-1]] = PLACEHOLDER
     # Rows of a batch stand in any order, and some requests have fewer.
-    order = generator.permutation(requests * PATHS)
-    rows = np.argsort(order).reshape(requests, PATHS)
-    flat = sampled.reshape(-1, DEPTH + 1)[order], torch.from_numpy(drafts.reshape(-1, DEPTH + 1)[order])
-    rows[generator.random(requests) < 0.2, PATHS - 1] = -1
-    return *flat, torch.from_numpy(rows)
-
-
-def written(distribution, requests, length, seed):
-    """int [requests, length], texts that begin after token 0, and how many tokens each step brought."""
-    generator, keys = np.random.default_rng(seed), np.arange(requests) + (seed << 32)
-    texts, each = [[] for _ in range(requests)], []
-    for i in range(length):  # every step brings one token at least
-        live = [r for r in range(requests) if len(texts[r]) == i]
-        if not live:
-            continue
-        last = np.array([texts[r][-1] if texts[r] else 0 for r in live])
-        found = follow_paths(*step(distribution, last, i, keys[live], generator))
-        for r, tokens in zip(live, found.tokens.tolist(), strict=True):
-            kept = [token for token in tokens if token != PLACEHOLDER]
-            assert tokens == kept + [PLACEHOLDER] * (DEPTH + 1 - len(kept))
-            texts[r] += kept
-            each.append(len(kept))
-    return np.array([text[:length] for text in texts]), np.array(each)
-
-
-def one_after_the_other(distribution, requests, length, seed):
-    """The same texts, drawn token by token with the same uniforms."""
-    keys, texts = np.arange(requests) + (seed << 32), np.zeros((requests, length), int)
-    last = np.zeros(requests, int)
-    for i in range(length):
-        logits = torch.from_numpy(np.log(distribution[last])).to(torch.float32)
-        last = texts[:, i] = sample_inverse_cdf(logits, torch.from_numpy(uniforms(keys, np.full(requests, i)))).numpy()
-    return texts
-
-
-def test_tokens_are_those_of_sampling_one_after_the_other():
-    distribution = next_tokens()
-    texts, each = written(distribution, 2000, 6, seed=1)
-    assert np.array_equal(texts, one_after_the_other(distribution, 2000, 6, seed=1))
-    assert each.mean() > 1.4 and each.max() == DEPTH + 1  # paths were followed, to their ends
+    order = chance.permutation(REQUESTS * PATHS)
+    rows = np.argsort(order).reshape(REQUESTS, PATHS)
+    rows[chance.random(REQUESTS) < 0.2, PATHS - 1] = -1
+    flat = (torch.from_numpy(one.reshape(-1, DEPTH + 1)[order]) for one in (sampled, drafts))
+    found = follow_paths(*flat, torch.from_numpy(rows)).tokens.numpy()
+    agreeing = ((drafts == text[:, None, 1:]) & (rows >= 0)[:, :, None]).cumprod(axis=2).sum(axis=2).max(axis=1)
+    assert np.array_equal(found, np.where(np.arange(DEPTH + 1) <= agreeing[:, None], text[:, 1:], PLACEHOLDER))
+    assert set(agreeing.tolist()) == set(range(DEPTH + 1))
 
 
 def test_rows_and_the_last_one_are_those_that_the_tokens_come_from():

@@ -18,19 +18,6 @@ def sampling(count, **given):
     return SimpleNamespace(**plain | given)
 
 
-@pytest.mark.parametrize("draft_probs", [None, torch.full((4, 6), 1 / 6)], ids=["one-hot", "probabilities"])
-def test_what_cannot_be_verified_is_sampled_plainly(draft_probs):
-    logits = torch.full((4, 6), -torch.inf)
-    logits[:, 2] = 0.0
-    logits[3] = torch.nan
-    bonus = torch.full((4, 1), 5)
-    arguments = [1, 1, 1, 1], 1, torch.arange(1, 5), draft_probs, logits, bonus
-    tokens = verify.rejection_sample(torch.tensor([-1, 6, 2, 2]), *arguments, sampling(4))
-    assert tokens.tolist() == [[2, -1], [2, -1], [2, 5], [0, -1]]
-    nothing = torch.zeros(0, dtype=torch.int64)
-    assert verify.rejection_sample(nothing, [0] * 4, 0, torch.zeros(4), None, logits[:0], bonus, sampling(4)).tolist()
-
-
 @pytest.mark.statistical
 def test_a_draft_that_is_no_token_takes_no_share_from_one():
     torch.manual_seed(0)
@@ -41,17 +28,6 @@ def test_a_draft_that_is_no_token_takes_no_share_from_one():
         tokens = verify.rejection_sample(*of_drafts, logits, torch.zeros(count, 1), sampling(count))
         observed = torch.bincount(tokens[:, 0].long(), minlength=3).numpy()
         assert stats.chisquare(observed, [0.5 * count, 0.3 * count, 0.2 * count]).pvalue > 1e-4
-
-
-@pytest.mark.parametrize("all_greedy", [False, True])
-def test_ragged_greedy_and_random_rows_together(all_greedy):
-    logits = torch.full((3, 4), -20.0)
-    logits[0, 1] = logits[1, 2] = logits[2, 3] = 20.0
-    temperature = torch.tensor([0.0, 1.0, 1.0])
-    mixed = sampling(3, all_greedy=all_greedy, all_random=False, temperature=None if all_greedy else temperature)
-    drafts, bonus = torch.tensor([1, 0, 3], dtype=torch.int32), torch.tensor([[0], [1], [2]])
-    output = verify.rejection_sample(drafts, [2, 0, 1], 2, torch.tensor([2, 2, 3]), None, logits, bonus, mixed)
-    assert output.tolist() == [[1, 2, -1], [1, -1, -1], [3, 2, -1]]
 
 
 def test_a_seeded_request_has_numbers_of_its_own():
