@@ -34,7 +34,7 @@ def main():
     left = subprocess.Popen(["sleep", "600"], pass_fds=(pipe.fileno(),))
     with (Path(fake["folder"]) / f"{variant}.jsonl").open("a") as notes:
         print(f"this is {variant}", flush=True)
-        print(json.dumps({"left": left.pid}), file=notes, flush=True)
+        print(json.dumps({"left": left.pid, "speculation": speculation}), file=notes, flush=True)
         if variant == fake.get("refuses"):
             pipe.send_bytes(json.dumps({"error": "unrecognized arguments: --wings"}).encode())
             return 1

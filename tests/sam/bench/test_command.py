@@ -14,8 +14,7 @@ import pytest
 from sam.bench import engines
 from sam.bench.engines import EngineProcess, environment_of
 from sam.bench.result import GO, NO_GO, NOISY, compared
-from sam.bench.settings import parse
-from sam.config import HUGE_PAGES, SpeculationConfig
+from sam.config import HUGE_PAGES
 from sam_recipe.bench import main
 
 FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
@@ -72,6 +71,8 @@ def test_a_measurement(bench, tmp_path, capsys):
     assert result["settings"]["engine"][:2] == ["--dtype", "float32"] and result["settings"]["seeds"]
     assert [row["answer"] for row in result["rows"]] == ["no-go", "go", "go"] * 2
     assert result["rows"][2]["acceptance_length"] == 2.0
+    (told,) = notes_of(tmp_path, "sam", "speculation")
+    assert (told["policy"], told["num_speculative_tokens"]) == ("goodput", 8)
     files = {"off.log", "sam.log", "stock.log", "result.json", "rounds.jsonl"}
     assert {path.name for path in (tmp_path / "out").iterdir()} == files and nothing_is_left(tmp_path)
     # All variants get the same requests, new ones in every run: warm-ups of one batch, then by round and load as many
@@ -164,21 +165,6 @@ def test_a_process_that_does_not_answer_is_killed(tmp_path, monkeypatch):
     engine.stop()
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid), 0)
-
-
-def test_what_each_variants_engine_is_told(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
-    words = ["--model", str(tmp_path), "--draft-model", str(tmp_path), "--draft-tokens", "5", "--variants", "off"]
-    settings = parse([*words, "stock", "sam", "sam-k2", "hybrid", "--dtype", "float32"])
-    stock = {"model": str(tmp_path), "engine": ["--dtype", "float32"], "forces_text": False, "speculation": None}
-    assert settings.start("stock") == stock
-    for variant, *expected in (
-        ("sam", "sam", "goodput", 5, None),
-        ("sam-k2", "sam", "always", 2, None),
-        ("hybrid", "hybrid", "goodput", 5, str(tmp_path)),
-    ):
-        its = SpeculationConfig.from_dict(settings.start(variant)["speculation"])
-        assert [its.method, its.policy, its.num_speculative_tokens, its.draft_model] == expected
 
 
 @pytest.mark.parametrize(

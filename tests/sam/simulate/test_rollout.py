@@ -103,9 +103,9 @@ def test_more_siblings_are_accepted_more_often():
     assert found["request"] < 1.1 < found["group"] < 0.9 * found["shared"]
 
 
-@pytest.mark.parametrize("name", [name for name in SETUPS if not name.endswith("_cautious")])
-def test_published_setups_say_what_their_step_costs_are(name):
-    one, cautious = load_setup(name), load_setup(f"{name}_cautious", prompts=2)
-    assert one.cost.source.startswith("FITTED TO PUBLISHED FIGURES") and cautious.cost.source.startswith("FITTED")
-    assert cautious.cost.step_ms(8, 32, 100) == pytest.approx(one.cost.step_ms(8, 32, 20480))
-    assert len(cautious.work) == 32 < len(one.work) and cautious.cluster == one.cluster
+def test_published_setups_say_what_their_step_costs_are():
+    for name in SETUPS:
+        setup = load_setup(name, prompts=2)
+        assert setup.cost.source.startswith("FITTED TO PUBLISHED FIGURES") and len(setup.work) == 32
+        if name.endswith("_cautious"):
+            assert setup.cost.step_ms(8, 32, 100) == setup.cost.step_ms(8, 32, 20480)

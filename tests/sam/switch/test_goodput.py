@@ -118,7 +118,7 @@ def test_a_table_with_far_too_dear_draft_tokens_is_found_out(requests, times, un
     policy = Goodput(K, StepCost(sizes, np.array([1, 1 + K]), np.array([1]), cells))
     drafted, speed = play(policy, requests, 0.5, true, 4000)
     # A request alone is paused now and then where its drafts happen to be wrong.
-    assert np.count_nonzero(drafted[3000:]) > (900 if requests > 1 else 850)
+    assert (900 if requests > 1 else 850) < np.count_nonzero(drafted[3000:]) < 1000, "some steps tell what is without"
     assert speed > 1.15 * requests / true(requests, 0)
 
 
