@@ -72,3 +72,7 @@ def test_a_large_group_gives_several_and_other_prompts_come_first(tmp_path):
     groups, notes = read_groups(tmp_path, None, 2, max_tokens=2)
     assert groups == [([1], [[0] * 2, [1] * 2]), ([2], [[7], [8]]), ([1], [[2] * 2, [3] * 2])]
     assert notes == ["1 of 3 prompts have fewer than 2 responses and are left out"]
+    row = {"prompt_tokens": [9], "response_tokens": [0, 1, 77, 6], "given_spans": [[2, 3]]}
+    (tmp_path / "rollouts" / "11.jsonl").write_text(json.dumps(row))
+    with pytest.raises(ReadError, match="responses with tools' outputs: expected text of the model alone"):
+        read_groups(tmp_path, None, 2)

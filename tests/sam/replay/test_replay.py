@@ -1,16 +1,14 @@
 """Replay counts what an engine would: steps, accepted tokens, and whose tokens a drafter has seen when."""
 
-import json
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 
 import numpy as np
 import pytest
 
-from sam.bench.prompts import read_groups
 from sam.drafting.texts import Drafts
-from sam.reading import ReadError
-from sam.record.responses import Recording, read_recording
+from sam.record.responses import Recording
 from sam.replay import main, make_drafter, replay
 
 K = 3
@@ -64,6 +62,14 @@ def test_a_drafter_sees_the_accepted_tokens_only_and_is_compared_with_its_probab
     assert result.summary()["calibration_error"] == 0.25
 
 
+def test_what_a_tool_wrote_is_known_text_and_no_draft():
+    """Two turns, of four and of three tokens, and a tool's answer between them."""
+    text, told = [0, 1, 2, 3, 77, 78, 6, 7, 8], Told(lambda done: list(range(done, done + 3)))
+    result = replay(replace(recording(text), given=[[[[4, 6]]]]), lambda: told, K)
+    assert [*told.seen.values()] == [text] and told.known == [[0], [6]]
+    assert (result.tokens, result.given, result.steps, result.accepted) == (7, 2, 2, 6)
+
+
 def test_epochs_go_one_after_the_other_and_the_first_is_not_counted():
     text = np.random.default_rng(0).integers(0, 1000, 100).astype(np.int32)
     two = Recording([np.array([9], np.int32)], [[text, text[:60], text]], [[2, 1, 1]])
@@ -89,18 +95,3 @@ def test_command_prints_a_line_for_each_file_and_drafter(tmp_path, capsys):
     assert capsys.readouterr().out.splitlines()[1].split()[1:4] == ["sam", "5", "0"]
     assert main(["--traces", str(one), "--epochs"]) == 2
     assert "0 epochs in this recording: expected two or more in response_epoch" in capsys.readouterr().err
-
-
-def test_what_a_tool_wrote_is_known_text_and_no_draft(tmp_path, capsys):
-    """A run directory: two turns, of four and of three tokens, and a tool's answer between them."""
-    row = {"prompt_tokens": [9], "response_tokens": [0, 1, 2, 3, 77, 78, 6, 7, 8], "given_spans": [[4, 6]]}
-    (tmp_path / "rollouts").mkdir()
-    (tmp_path / "rollouts" / "1.jsonl").write_text(json.dumps(row))
-    told = Told(lambda done: list(range(done, done + 3)))
-    result = replay(read_recording(tmp_path), lambda: told, K)
-    assert [*told.seen.values()] == [row["response_tokens"]] and told.known == [[0], [6]]
-    assert (result.tokens, result.given, result.steps, result.accepted) == (7, 2, 2, 6)
-    assert main(["--traces", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.splitlines()[1].split()[1:4] == ["sam", "7", "2"]
-    with pytest.raises(ReadError, match="responses with tools' outputs: expected text of the model alone"):
-        read_groups(tmp_path, None, 1)

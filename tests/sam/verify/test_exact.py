@@ -146,13 +146,8 @@ def decode(rows: torch.Tensor, draft: list[int], draws: torch.Tensor) -> torch.T
     return tokens
 
 
-def joint_p_value(tokens: torch.Tensor, rows: torch.Tensor) -> float:
-    """Chi-square of the joint counts of three tokens against the chain's distribution; 0 if an impossible one is in."""
-    p = rows.double().softmax(-1)
-    joint = p[0, 0][:, None, None] * p[1][:, :, None] * p[2][None]
-    code = tokens[:, 0] * 25 + tokens[:, 1] * 5 + tokens[:, 2]
-    counts = torch.bincount(code, minlength=125).double()
-    expected = joint.reshape(-1) * len(tokens)
+def p_value(counts: torch.Tensor, expected: torch.Tensor) -> float:
+    """Chi-square, rare values taken together; 0 if an impossible one is among them."""
     if counts[expected == 0].sum():
         return 0.0
     often = expected >= 5
@@ -162,6 +157,14 @@ def joint_p_value(tokens: torch.Tensor, rows: torch.Tensor) -> float:
     if possible.sum() < 2:
         return 1.0
     return float(stats.chisquare(counts[possible].numpy(), expected[possible].numpy(), sum_check=False).pvalue)
+
+
+def joint_p_value(tokens: torch.Tensor, rows: torch.Tensor) -> float:
+    """Of the joint counts of three tokens, against the chain's distribution."""
+    p = rows.double().softmax(-1)
+    joint = p[0, 0][:, None, None] * p[1][:, :, None] * p[2][None]
+    code = tokens[:, 0] * 25 + tokens[:, 1] * 5 + tokens[:, 2]
+    return p_value(torch.bincount(code, minlength=125).double(), joint.reshape(-1) * len(tokens))
 
 
 def keyed_draws(stream: int) -> torch.Tensor:
