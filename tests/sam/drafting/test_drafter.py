@@ -10,18 +10,15 @@ from tests.sam.stepping import append, draft, step, tokens
 K = 3
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
+def test_what_a_text_goes_on_with():
+    for text, expected in (
         ((0, 1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 90), [5, 6, 7]),  # 90 stands in the place of 4: on beside it
         ((1, 2, 3, 4), []),  # no context
         ((5, 6, 7, 8, 5, 6), [7, 8, 5, 6]),  # on from a shorter context where the continuation ends
-    ],
-)
-def test_what_a_text_goes_on_with(text, expected):
-    drafter = Drafter(max_draft_tokens=4)
-    drafter.start("a", tokens(*text[:1]))
-    assert draft(drafter, "a", *text[1:], k=len(expected) or K) == expected
+    ):
+        drafter = Drafter(max_draft_tokens=4)
+        drafter.start("a", tokens(*text[:1]))
+        assert draft(drafter, "a", *text[1:], k=len(expected) or K) == expected
 
 
 @pytest.mark.parametrize(("scope", "known"), [("group", 3), ("request", 0)])
@@ -35,20 +32,6 @@ def test_the_next_turn_goes_on_where_the_last_one_ended(scope, known):
     assert drafter.num_tokens("second") == 2 + known
     append(drafter, {"second": [*given[known:], 3, 4]})
     assert drafter.store.groups["num_tokens"].sum() == 9 and draft(drafter, "second") == [5, 8, 9]
-
-
-def test_a_duplicate_is_drafted_to_its_end_and_its_acceptance_is_learnt():
-    drafter = Drafter(max_draft_tokens=8)
-    text = np.random.default_rng(0).integers(1000, size=400).astype(np.int32)
-    drafter.start("a", tokens(1))
-    drafter.start("b", tokens(1))
-    append(drafter, {"a": text})
-    append(drafter, {"b": text[:8]})
-    first = drafter.draft(["b"], np.array([8])).acceptance[0]
-    for done in range(8, 392, 8):
-        assert draft(drafter, "b", k=8) == text[done : done + 8].tolist()
-        append(drafter, {"b": text[done : done + 8]})
-    assert first < 0.9 < drafter.draft(["b"], np.array([8])).acceptance[0]
 
 
 def test_where_nothing_repeats_few_drafts_are_believed_in_and_many_once_text_repeats():
@@ -95,9 +78,9 @@ def test_idle_groups_are_bounded_and_those_idle_for_longest_leave_first():
         drafter.start(str(index), tokens(index, 1, 2))
         append(drafter, {str(index): range(10)})
         drafter.finish(str(index))
-    assert drafter.counters["evicted_groups"] == 300 - 500 // 13 and len(drafter.groups) == 500 // 13
-    for index, found in ((300 - 500 // 13, True), (299 - 500 // 13, False), (299, True)):
-        assert (drafter.groups.find(tokens(index, 1, 2)) != store.NONE) == found
+    assert drafter.counters["evicted_groups"] == 300 - 500 // 13
+    held = [index for index in range(300) if drafter.groups.find(tokens(index, 1, 2)) != store.NONE]
+    assert held == list(range(300 - 500 // 13, 300))
     assert drafter.append_earlier(tokens(299, 1, 2), tokens(*range(100)))
     assert len(drafter.groups) < 500 // 13 - 5, "what is added to an idle group counts"
 

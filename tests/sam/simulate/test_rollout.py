@@ -42,6 +42,10 @@ def test_requests_without_speculation():
     assert play(work(2, 2, arrivals=[0.0, 40.0]))[0]["seconds"] == pytest.approx((40 + 22) / 1e3)
     (timeline,) = play(work(90, 2, arrivals=[0.0, 40.0]))[1][0]
     assert timeline["end_ms"][timeline["running"] == 2].tolist() == pytest.approx([56, 68])
+    # Replicas run on their own, or wait for the slowest.
+    for waits, engine_steps in ((False, 10), (True, 6)):
+        outcome, _ = play(work(2, 2, 6), cluster={"replicas": 3, "dp_synchronous": waits})
+        assert outcome["seconds"] == pytest.approx(66 / 1e3) and outcome["engine_steps"] == engine_steps
 
 
 def test_the_threshold_switches_on_with_the_step_after_the_first_response():
@@ -52,12 +56,6 @@ def test_the_threshold_switches_on_with_the_step_after_the_first_response():
     assert (outcome["drafted"], outcome["accepted"], outcome["wasted"]) == (6, 4, 2)
     assert outcome["seconds"] == pytest.approx((3 * 12 + 14 + 14) / 1e3) and outcome["switched_on"] == 2 / 5
     assert play(work(4), "always", drafts=accepting((2, 0)))[0]["seconds"] == pytest.approx((11 + 3 * 13) / 1e3)
-
-
-def test_replicas_run_on_their_own_or_wait_for_the_slowest():
-    for waits, engine_steps in ((False, 10), (True, 6)):
-        outcome, _ = play(work(2, 2, 6), cluster={"replicas": 3, "dp_synchronous": waits})
-        assert outcome["seconds"] == pytest.approx(66 / 1e3) and outcome["engine_steps"] == engine_steps
 
 
 def test_jumps_are_the_sum_of_their_steps():

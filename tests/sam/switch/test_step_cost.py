@@ -33,7 +33,6 @@ def test_a_file_s_table_is_looked_up_between_and_beyond_its_points(tmp_path):
     "content, message",
     [
         (TRUE | {"requests": [4, 2]}, r"requests=\[4, 2\]: expected rising integers from 1"),
-        (TRUE | {"tokens_per_request": [2, 3]}, "expected rising integers from 1"),
         (TRUE | {"requests": [], "milliseconds": []}, "expected rising integers from 1"),
         (TRUE | {"milliseconds": CELLS[:, :, :1].tolist()}, r"shape \[2, 2, 1\]: the axes ask for \[2, 2, 2\]"),
         (TRUE | {"milliseconds": CELLS[::-1].tolist()}, "expected positive times that rise with requests and tokens"),
