@@ -70,11 +70,12 @@ def transitions(store, state):
 
 
 def check_automaton(store, root, truth, ends):
-    """Every substring, its continuations' counts and the best of them; every link and length along the texts' ends."""
+    """Every substring: its continuations' counts and the best of them, and the length and link of its state."""
     state_of, nodes = {(): root}, store.nodes
     for substring in sorted(truth.occurrences, key=len):
         target, _ = transitions(store, state_of[substring[:-1]])[substring[-1]]
         state_of[substring] = target
+    longest = {state: len(substring) for substring, state in state_of.items()}
     for substring, state in state_of.items():
         found = transitions(store, state)
         assert {token: count for token, (_, count) in found.items()} == truth.counts.get(substring, {}), substring
@@ -84,23 +85,12 @@ def check_automaton(store, root, truth, ends):
             assert nodes[find(store, state, token)]["target"] == target
         if found:
             assert nodes[nodes[state]["argmax_edge"]]["token"] == truth.best(substring), substring
-    for name, end in ends.items():
-        check_suffixes(store, root, truth, tuple(truth.texts[name]), end, state_of)
-
-
-def check_suffixes(store, root, truth, text, state, state_of):
-    """The states along the suffix links of a text's end are the classes of its suffixes, longest first."""
-    assert store.nodes[state]["length"] == len(text)
-    while state != root:
-        link = int(store.nodes[state]["link"])
-        longest, shorter = int(store.nodes[state]["length"]), int(store.nodes[link]["length"])
-        here = truth.occurrences[text[len(text) - longest :]]
-        assert shorter < longest
-        for length in range(shorter + 1, longest + 1):
-            assert truth.occurrences[text[len(text) - length :]] == here
-            assert state_of[text[len(text) - length :]] == state
-        assert shorter == 0 or truth.occurrences[text[len(text) - shorter :]] > here
-        state = link
+        assert nodes[state]["length"] == longest[state]
+        if suffix := substring[1:]:
+            is_always_in_it = truth.occurrences[suffix] == truth.occurrences[substring]
+            assert (state_of[suffix] == state) == is_always_in_it
+            assert is_always_in_it or nodes[state]["link"] == state_of[suffix]
+    assert {name: state_of[tuple(truth.texts[name])] for name in ends} == ends
 
 
 def check_blocks(store, groups):

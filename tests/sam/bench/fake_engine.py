@@ -1,13 +1,15 @@
 """A process that speaks sam.vllm.bench.engine's protocol without an engine.
 
-FAKE (JSON, from the environment): `seconds` by variant; `refuses` or `dies` (after so many loads) a variant; `folder`
-for notes of what it was asked, and of a process that it leaves running.
+FAKE (JSON, from the environment): `seconds` by variant; `refuses`, `dies` (after so many loads) or `deaf` (does not
+end) a variant; `folder` for notes of what it was told and asked, and of its processes, one of which it leaves running.
 """
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -31,10 +33,12 @@ def main():
     assert ("VLLM_USE_V2_MODEL_RUNNER" in os.environ) == (speculation is not None), "stock has none of our variables"
     if speculation is not None:
         variant = "sam-k2" if speculation["policy"] == "always" else speculation["method"]
+    if variant == fake.get("deaf"):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     left = subprocess.Popen(["sleep", "600"], pass_fds=(pipe.fileno(),))
     with (Path(fake["folder"]) / f"{variant}.jsonl").open("a") as notes:
         print(f"this is {variant}", flush=True)
-        print(json.dumps({"left": left.pid, "speculation": speculation}), file=notes, flush=True)
+        print(json.dumps({"processes": [os.getpid(), left.pid], "speculation": speculation}), file=notes, flush=True)
         if variant == fake.get("refuses"):
             pipe.send_bytes(json.dumps({"error": "unrecognized arguments: --wings"}).encode())
             return 1
@@ -44,6 +48,7 @@ def main():
             try:
                 command = json.loads(pipe.recv_bytes())
             except (EOFError, KeyboardInterrupt):
+                time.sleep(600 if variant == fake.get("deaf") else 0)
                 return 0
             if variant == fake.get("dies", [None])[0] and number == fake["dies"][1]:
                 os._exit(9)

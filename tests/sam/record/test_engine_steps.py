@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from sam.reading import ReadError
 from sam.record import replacing
 from sam.record.engine_steps import PER_STEP, EngineSteps
 
@@ -20,13 +19,6 @@ def test_what_is_saved_is_loaded(tmp_path):
         kept, found = getattr(steps, name), getattr(loaded, name)
         assert kept.dtype == found.dtype and kept.tolist() == found.tolist(), name
     assert (loaded.preemptions, loaded.counters) == (3, {"draft_errors": 2})
-
-
-def test_what_is_not_engine_steps_is_one_line_with_the_array(tmp_path):
-    (tmp_path / "engine_steps").mkdir()
-    np.savez(tmp_path / "engine_steps" / "1.npz", step_ms=[10.0, 20.0], running=[1])
-    with pytest.raises(ReadError, match="1.npz: not engine steps .*.running.: 1"):
-        EngineSteps.load(tmp_path, 1)
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
