@@ -17,7 +17,7 @@ class Fuzz:
     """Random lifecycles under memory pressure, in two drafters at once and, if `deep`, in brute force."""
 
     def __init__(self, seed, scope, budget, deep=False):
-        self.rng, self.scope, self.deep = np.random.default_rng(seed), scope, deep
+        self.rng, self.scope, self.budget, self.deep = np.random.default_rng(seed), scope, budget, deep
         arguments = dict(max_draft_tokens=K, scope=scope, history_tokens=200, memory_budget_bytes=budget)
         self.drafters = [Drafter(**arguments), Drafter(**arguments)]
         self.prompts = [tuple(self.rng.integers(3, size=length).tolist()) for length in (1, 2, 5, 40)]
@@ -37,7 +37,7 @@ class Fuzz:
         assert first.counters == second.counters
         for mine, other in zip((*first.learned, *first.memory), (*second.learned, *second.memory), strict=True):
             assert mine.tobytes() == other.tobytes()
-        assert first.nbytes <= len(first.store.blocks) * BLOCK_BYTES
+        assert first.nbytes + sum(array.nbytes for array in first.memory) <= self.budget
         check_blocks(first.store, list(first.groups.prompts))
 
     def start(self):
