@@ -79,7 +79,10 @@ def test_an_outage_is_warned_of_once_seldom_asked_about_and_caught_up(channel, p
     if kind == "then another log":
         channel.log = Log(1 << 24)
     advance(channel, *pair, rounds=int(2 * module.RETRY_SECONDS / 0.05))
-    assert texts(pair[1]) == [i % 10 for i in range(1200)], "all of it, and nothing twice"
+    pair.append(make_client(channel))
+    pair[2].put("start", 0, KEYS[0], 2)
+    advance(channel, *pair)
+    assert texts(pair[1]) == texts(pair[2]) == [i % 10 for i in range(1200)], "all of it, and nothing twice"
     assert pair[0].counters["sharing_errors"] >= 5
 
 

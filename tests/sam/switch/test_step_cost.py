@@ -18,7 +18,6 @@ def test_a_file_s_table_is_looked_up_between_and_beyond_its_points(tmp_path):
     StepCost.load(path).save(path)
     table = StepCost.load(path)
     for requests, rows, context, expected in (
-        (1, 2, 100, 11.0),
         (1, 3, 150, 19.0),
         (5, 5, 100, 12.0),
         (9, 27, 1000, 60.0),

@@ -13,9 +13,7 @@ LIKELY, UNLIKELY = [0, 1], [3, 0]  # fixed drafts of two tokens; with `masked` t
 
 
 def sampling(count, generators=None):
-    return SimpleNamespace(
-        all_greedy=False, all_random=True, temperature=torch.ones(count), generators=generators or {}
-    )
+    return SimpleNamespace(all_greedy=False, all_random=True, temperature=None, generators=generators or {})
 
 
 @pytest.mark.statistical
