@@ -68,8 +68,9 @@ def test_an_edit_another_version_or_none_is_refused_and_left_alone(root, tmp_pat
     before = content(root)
     code, said = tool(root, "apply")
     assert code == 2 and f"{RUNNER} is neither as published nor as patched" in said and content(root) == before
-    other = (root / f"vllm_ascend-{VERSION}.dist-info").rename(root / "vllm_ascend-0.18.0.dist-info") / "METADATA"
-    other.write_text(other.read_text().replace(VERSION, "0.18.0"))
+    metadata = root / f"vllm_ascend-{VERSION}.dist-info" / "METADATA"
+    metadata.write_text(metadata.read_text().replace(VERSION, "0.18.0"))
+    metadata.parent.rename(root / "vllm_ascend-0.18.0.dist-info")
     for place, found in ((root, "0.18.0"), (tmp_path / "nothing", None)):
         code, said = tool(place, "apply")
         assert code == 2 and f"vllm-ascend==0.23.0.post1 is not installed here, but {found}: " in said

@@ -1,4 +1,4 @@
-"""What machines must have, and the nodes of a cluster: the numbers behind the lines."""
+"""What machines must have: the numbers behind the lines. tests/recipe/test_ray.py asks a node itself."""
 
 import json
 
@@ -7,7 +7,6 @@ import ray
 from omegaconf import OmegaConf
 
 from sam_recipe import preflight
-from sam_recipe.launch import versions
 from sam_recipe.preflight import machine
 from tests.recipe.preflight.preflight_node import SIZES as QWEN3_32B
 from tests.recipe.preflight.preflight_node import composed, config_of
@@ -16,10 +15,9 @@ from tests.recipe.preflight.preflight_node import composed, config_of
 QWEN3_8B = QWEN3_32B | {
     "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "intermediate_size": 12288,
 }  # fmt: skip
-QWEN3_235B = {
-    "hidden_size": 4096, "num_hidden_layers": 94, "num_attention_heads": 64, "num_key_value_heads": 4, "head_dim": 128,
-    "vocab_size": 151936, "intermediate_size": 12288, "moe_intermediate_size": 1536, "num_experts": 128,
-    "tie_word_embeddings": False,
+QWEN3_235B = QWEN3_32B | {
+    "hidden_size": 4096, "num_hidden_layers": 94, "num_key_value_heads": 4, "intermediate_size": 12288,
+    "moe_intermediate_size": 1536, "num_experts": 128,
 }  # fmt: skip
 
 
@@ -38,13 +36,10 @@ def test_the_published_set_ups_fit(tmp_path, name, model, billions, overrides, c
     (tmp_path / "config.json").write_text(json.dumps(model))
     config = config_of(name, f"actor_rollout_ref.model.path={tmp_path}", *overrides)
     found = machine.device_memory(config)
-    assert sum(machine.parameters(model)) / 1e9 == pytest.approx(billions, abs=0.1)
     assert list(machine.memory_of_a_device(config)) == [] and found.longest_responses >= 1
     assert found.weights < 0.9 * found.device and sum(found.training.values()) < found.device
     assert found.checkpoint * 2**30 == pytest.approx(checkpoint * billions * 1e9, rel=0.01)
     assert offloaded is None or found.offloaded * 2**30 == pytest.approx(offloaded * billions * 1e9, rel=0.01)
-    for none in ("dapo_qwen3_32b", "dapo_tiny_cpu"):
-        assert machine.device_memory(config_of(none, "actor_rollout_ref.model.path=/none")) is None
 
 
 def test_how_many_checkpoints_there_are_at_once(tmp_path, monkeypatch):
@@ -62,18 +57,6 @@ def test_how_many_checkpoints_there_are_at_once(tmp_path, monkeypatch):
         assert (f" {count} checkpoints of 427 GiB" in found) == bool(count) and " 0 checkpoints" not in found, override
 
 
-@pytest.mark.e2e
-def test_a_node_says_what_it_lacks_and_which_nodes_say_the_same(cluster, monkeypatch):
-    config = composed("dapo_qwen3_32b")
-    head = {"versions": versions.known() | {"vllm": "0.22.1"}, "file": "/proc/none"}
-    ((address, problems),) = machine.ask_nodes(config, ray.nodes(), preflight.of_this_node, head).items()
-    assert address == ray.util.get_node_ip_address()
-    said = "\n".join(problems)
-    vllm = versions.installed("vllm")
-    assert f"vllm {vllm}, the head has 0.22.1: install the same on every node [node.differs]" in said
-    assert "[run_dir.not_shared]" in said and "[data.missing]" in said
-
-
 def test_a_line_has_the_nodes_that_it_is_about(monkeypatch, tmp_path):
     nodes = [{"Alive": True}, {"Alive": False}]
     for name, value in {"init": None, "nodes": nodes, "shutdown": None}.items():
@@ -85,5 +68,3 @@ def test_a_line_has_the_nodes_that_it_is_about(monkeypatch, tmp_path):
     missing, *found = machine.ray_cluster(config, preflight.of_this_node)
     assert missing.startswith("1 of 2 nodes are there: bash scripts/start_ray_cluster.sh head here")
     assert found == ["on every node: a", "on 10.0.0.1: b"] and not list(tmp_path.iterdir())
-    monkeypatch.delenv("RAY_ADDRESS")
-    assert list(machine.ray_cluster(config, preflight.of_this_node)) == []

@@ -43,8 +43,7 @@ def folder(tmp_path_factory):
 def test_the_model_answers(folder):
     assert [len(pandas.read_parquet(folder / f"{split}.parquet")) for split in ("train", "val")] == [6, 4]
     tokenizer, model = (kind.from_pretrained(folder / "model") for kind in (AutoTokenizer, AutoModelForCausalLM))
-    assert (model.dtype, model.config.vocab_size, len(tokenizer)) == (torch.float32, 49152, 49152)
-    assert model.config.tie_word_embeddings and model.config.rms_norm_eps == 1e-5
+    assert model.dtype == torch.float32
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id == 2 and tokenizer.eos_token == "<|im_end|>"
     chat = [{"role": "user", "content": "What is the capital of France?"}]
     prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True, return_tensors="pt")

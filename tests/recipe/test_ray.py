@@ -1,17 +1,52 @@
-"""Real Ray actors are killed under the recipe's router and client: servers, and the router itself."""
+"""What needs a real Ray: actors are killed under the recipe's router and client, and a node says what it lacks."""
 
 import asyncio
 import os
+import shutil
 import signal
+import tempfile
+from pathlib import Path
 
 import pytest
 import ray
 from omegaconf import OmegaConf
 
+from sam_recipe import preflight
+from sam_recipe.launch import versions
 from sam_recipe.launch.screen import is_death, role_of
+from sam_recipe.preflight import machine
+from tests.recipe.preflight.preflight_node import composed
 
 pytestmark = pytest.mark.e2e
 LENGTH, CHUNK = 64, 16
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster():
+    """A head with 16 dies that are none."""
+    folder = tempfile.mkdtemp(prefix="ray-")  # short: Ray's sockets lie below
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("RAY_ADDRESS", raising=False)
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_AUTH_MODE", "disabled")  # or Ray leaves a token in HOME
+        ray.init(
+            num_cpus=1, resources={"NPU": 16}, include_dashboard=False, log_to_driver=False, _temp_dir=folder,
+            object_store_memory=100 << 20, runtime_env={"env_vars": {"PYTHONPATH": str(Path(__file__).parents[2])}},
+        )  # fmt: skip
+        yield
+        ray.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_a_node_says_what_it_lacks_and_which_nodes_say_the_same():
+    head = {"versions": versions.known() | {"vllm": "0.22.1"}, "file": "/proc/none"}
+    asked = machine.ask_nodes(composed("dapo_qwen3_32b"), ray.nodes(), preflight.of_this_node, head)
+    ((address, problems),) = asked.items()
+    assert address == ray.util.get_node_ip_address()
+    said = "\n".join(problems)
+    vllm = versions.installed("vllm")
+    assert f"vllm {vllm}, the head has 0.22.1: install the same on every node [node.differs]" in said
+    assert "[run_dir.not_shared]" in said and "[data.missing]" in said
 
 
 class Server:
@@ -38,7 +73,8 @@ def token(seed: int, position: int) -> int:
     return 1 + (seed * 7919 + position * 104729) % 1000
 
 
-def start():
+@pytest.fixture(scope="module")
+def routed():
     """Two servers, the router and a client."""
     from sam_recipe.rollout.client import RoutedClient
     from sam_recipe.rollout.router import ContextRouterActor
@@ -50,38 +86,11 @@ def start():
     return servers, router, RoutedClient(config, router)
 
 
-async def killed(client, router, admissions: int, kill) -> list:
-    """What twelve responses end with, after the router has placed so many chunks and `kill` was called."""
-
-    async def generate(number):
-        prompt = [1, 2, 3 + number // 4]
-        output = await client.generate(str(number), prompt_ids=prompt, sampling_params={"seed": number})
-        return list(output.token_ids)
-
-    responses = [asyncio.ensure_future(generate(number)) for number in range(12)]
-    while (status := await router.get_status.remote())["admissions"] < admissions:
-        await asyncio.sleep(0.01)
-    assert status["servers"]["a"] > 0
-    kill()
-    async with asyncio.timeout(600):
-        return await asyncio.gather(*responses, return_exceptions=True)
-
-
-def test_a_killed_servers_chunks_go_on_elsewhere_with_the_same_tokens(cluster):
-    servers, router, client = start()
-    pid = ray.get(servers["a"].pid.remote())
-    # Some are in their second chunk.
-    found = asyncio.run(killed(client, router, 14, lambda: os.kill(pid, signal.SIGKILL)))
-    assert found == [[token(number, position) for position in range(LENGTH)] for number in range(12)]
-    status = ray.get(router.get_status.remote())
-    assert list(status["servers"]) == ["b"] and status["waiting"] == 0
-
-
-def test_more_than_rays_thousand_calls_may_wait(cluster):
+def test_more_than_rays_thousand_calls_may_wait(routed):
     """With an actor's default of 1000 calls at once, requests that wait keep releases from coming in."""
     from sam_recipe.rollout.router import Request
 
-    _, router, _ = start()
+    _, router, _ = routed
     names = [str(number) for number in range(1100)]
     calls = {router.acquire.remote(Request(name, name, 8, 64, name)): name for name in names}
     while calls:
@@ -90,9 +99,33 @@ def test_more_than_rays_thousand_calls_may_wait(cluster):
     assert ray.get(router.get_status.remote())["admissions"] == len(names)
 
 
-def test_a_killed_router_ends_every_request_with_its_death(cluster):
-    _, router, client = start()
-    found = asyncio.run(killed(client, router, 8, lambda: ray.kill(router)))
+async def killed(client, router, chunks: int, kill) -> list:
+    """What twelve responses end with, after the router has placed so many chunks and `kill` was called."""
+
+    async def generate(number):
+        prompt = [1, 2, 3 + number // 4]
+        output = await client.generate(str(number), prompt_ids=prompt, sampling_params={"seed": number})
+        return list(output.token_ids)
+
+    before = (await router.get_status.remote())["admissions"]
+    responses = [asyncio.ensure_future(generate(number)) for number in range(12)]
+    while (await router.get_status.remote())["admissions"] < before + chunks:
+        await asyncio.sleep(0.01)
+    kill()
+    async with asyncio.timeout(600):
+        return await asyncio.gather(*responses, return_exceptions=True)
+
+
+def test_a_killed_servers_chunks_go_on_elsewhere_and_a_killed_router_ends_every_request_with_its_death(routed):
+    servers, router, client = routed
+    pid = ray.get(servers["a"].pid.remote())
+    # Some are in their second chunk.
+    found = asyncio.run(killed(client, router, 14, lambda: os.kill(pid, signal.SIGKILL)))
+    assert found == [[token(number, position) for position in range(LENGTH)] for number in range(12)]
+    status = ray.get(router.get_status.remote())
+    assert list(status["servers"]) == ["b"] and status["waiting"] == 0
+    # One server has room for six.
+    found = asyncio.run(killed(client, router, 6, lambda: ray.kill(router)))
     assert all(isinstance(one, ray.exceptions.RayActorError) for one in found)
     # By which the run's last line names it; the watchdog does by its title.
     assert is_death(repr(found[0]))
