@@ -121,10 +121,7 @@ def compare(tmp_path, monkeypatch):
 
         monkeypatch.setattr(bench.subprocess, "run", train)
         words = ["--config-name", "dapo_tiny_cpu", "--output", str(tmp_path), "--rounds", "3", "--variants", *variants]
-        try:
-            return bench.main(words), started
-        except SystemExit as ended:
-            return ended.code, started
+        return bench.main(words), started
 
     return run
 

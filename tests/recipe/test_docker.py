@@ -24,16 +24,12 @@ def steps(path):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_a_file_is_sound(path):
-    """The linter has nothing to say, the base image is pinned, what is named is there and let in, preflight is last."""
+    """The linter has nothing to say, what is named is there and let in, preflight is last."""
     linter = shutil.which("hadolint", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     assert linter, "hadolint is missing: bash scripts/test.sh installs it (requirements/dev.txt)"
     finished = subprocess.run([linter, "--no-color", path], capture_output=True, text=True)
     assert finished.returncode == 0, finished.stdout
     found = steps(path)
-    arguments = dict(rest.split("=", 1) for instruction, rest in found if instruction == "ARG")
-    (base,) = [rest.split()[-1] for instruction, rest in found if instruction == "FROM"]
-    image = re.sub(r"\$\{(\w+)\}", lambda found: arguments[found[1]], base)
-    assert re.search(r":\d+\.\d+\.\d+-|@sha256:[0-9a-f]{64}$", image), image
 
     copied = [shlex.split(rest) for instruction, rest in found if instruction == "COPY"]
     named = [source for words in copied for source in words[:-1] if not source.startswith("--") and source != "."]

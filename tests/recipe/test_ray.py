@@ -18,7 +18,7 @@ from sam_recipe.preflight import machine
 from tests.recipe.preflight.preflight_node import composed
 
 pytestmark = pytest.mark.e2e
-LENGTH, CHUNK = 64, 16
+LENGTH, CHUNK, ABORTED = 64, 16, 99
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -52,15 +52,29 @@ def test_a_node_says_what_it_lacks_and_which_nodes_say_the_same():
 class Server:
     """Emits, token by token, what the seed and the position say, as exact sampling does."""
 
+    def __init__(self):
+        self.asked = []
+
     async def generate(self, request_id, prompt_ids, sampling_params, **_):
         from verl.workers.rollout.replica import TokenOutput
 
-        given = len(prompt_ids) - 3
-        end = min(given + sampling_params["max_tokens"], LENGTH)
+        self.asked.append((prompt_ids, sampling_params))
+        given, seed = len(prompt_ids) - 3, sampling_params["seed"]
+        if seed == ABORTED and given:
+            return TokenOutput(token_ids=[], stop_reason="aborted")
+        end = min(given + sampling_params.get("max_tokens", LENGTH), LENGTH)
         for _ in range(given, end):
             await asyncio.sleep(0.005)
-        tokens = [token(sampling_params["seed"], position) for position in range(given, end)]
-        return TokenOutput(token_ids=tokens, stop_reason="length", extra_fields={"global_steps": 0})
+        tokens = [token(seed, position) for position in range(given, end)]
+        return TokenOutput(
+            token_ids=tokens, log_probs=[-one / 10 for one in tokens], num_preempted=1,
+            stop_reason="completed" if end == LENGTH else "length",
+            extra_fields={"global_steps": 0, "num_cached_tokens": given, "spec_num_draft_tokens": 2},
+        )  # fmt: skip
+
+    def take_asked(self):
+        asked, self.asked = self.asked, []
+        return asked
 
     def routing_limits(self):
         return {"kv_tokens": 4096, "block_tokens": 16, "slots": 4, "max_model_len": 512}
@@ -75,15 +89,60 @@ def token(seed: int, position: int) -> int:
 
 @pytest.fixture(scope="module")
 def routed():
-    """Two servers, the router and a client."""
+    """Two servers, the router, and a function that makes a client for chunks of so many tokens."""
     from sam_recipe.rollout.client import RoutedClient
     from sam_recipe.rollout.router import ContextRouterActor
 
     servers = {name: ray.remote(Server).options(num_cpus=0).remote() for name in ("a", "b")}
     router = ContextRouterActor.remote(servers, {"chunk_tokens": CHUNK, "lookahead_tokens": 0})
     rollout = {"name": "vllm", "max_model_len": 128, "prompt_length": 64, "response_length": LENGTH}
-    config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "routing": {"chunk_tokens": CHUNK}})
-    return servers, router, RoutedClient(config, router)
+
+    def client(chunk=CHUNK):
+        config = {"actor_rollout_ref": {"rollout": rollout}, "routing": {"chunk_tokens": chunk}}
+        return RoutedClient(OmegaConf.create(config), router)
+
+    return servers, router, client
+
+
+@pytest.fixture
+def generate(routed):
+    """Asks for a response; returns the output, and what the servers were asked for."""
+    servers, _, client = routed
+
+    def generate(chunk, **sampling):
+        asking = client(chunk).generate("r", prompt_ids=[1, 2, 3], sampling_params=sampling)
+        output, asked = asyncio.run(asking), ray.get([server.take_asked.remote() for server in servers.values()])
+        return output, sorted((one for its in asked for one in its), key=lambda one: len(one[0]))
+
+    return generate
+
+
+def test_chunks_are_joined_and_a_whole_response_is_asked_for_as_verl_asks_for_it(generate):
+    whole, asked = generate(None, seed=1)
+    assert asked == [([1, 2, 3], {"seed": 1})]
+    joined, asked = generate(CHUNK, seed=1)
+    assert joined.token_ids == whole.token_ids == [token(1, position) for position in range(LENGTH)]
+    assert (joined.log_probs, joined.stop_reason, joined.num_preempted) == (whole.log_probs, "completed", 4)
+    assert joined.extra_fields == whole.extra_fields | {"spec_num_draft_tokens": 4 * 2}, "cached ones are the prompt's"
+    assert [prompt for prompt, _ in asked] == [[1, 2, 3, *whole.token_ids[:given]] for given in range(0, LENGTH, CHUNK)]
+    hints = {"sam_prompt_tokens": 3, "sam_response_limit": LENGTH}  # those of the whole, to drafters
+    assert [one for _, one in asked] == [{"seed": 1, "max_tokens": CHUNK, "extra_args": hints}] * 4
+
+
+@pytest.mark.parametrize(
+    ("parameters", "chunks"),
+    [
+        *(({name: value}, 1) for name, value in (("stop", ["x"]), ("min_tokens", 30), ("frequency_penalty", -0.5))),
+        ({"repetition_penalty": 1.2, "presence_penalty": 0.0}, 4),  # vLLM's repetition penalty is of the prompt too
+    ],
+)
+def test_what_reads_the_responses_own_tokens_is_not_divided(generate, parameters, chunks):
+    assert len(generate(CHUNK, seed=1, **parameters)[1]) == chunks
+
+
+def test_an_aborted_chunk_ends_its_response_with_the_tokens_so_far(generate):
+    output, _ = generate(CHUNK, seed=ABORTED)
+    assert (len(output.token_ids), output.stop_reason) == (CHUNK, "aborted")
 
 
 def test_more_than_rays_thousand_calls_may_wait(routed):
@@ -96,7 +155,7 @@ def test_more_than_rays_thousand_calls_may_wait(routed):
     while calls:
         (done, *_), _ = ray.wait(list(calls), timeout=600)
         router.release.remote(calls.pop(done), 5)
-    assert ray.get(router.get_status.remote())["admissions"] == len(names)
+    assert ray.get(router.get_status.remote())["waiting"] == 0
 
 
 async def killed(client, router, chunks: int, kill) -> list:
@@ -120,12 +179,12 @@ def test_a_killed_servers_chunks_go_on_elsewhere_and_a_killed_router_ends_every_
     servers, router, client = routed
     pid = ray.get(servers["a"].pid.remote())
     # Some are in their second chunk.
-    found = asyncio.run(killed(client, router, 14, lambda: os.kill(pid, signal.SIGKILL)))
+    found = asyncio.run(killed(client(), router, 14, lambda: os.kill(pid, signal.SIGKILL)))
     assert found == [[token(number, position) for position in range(LENGTH)] for number in range(12)]
     status = ray.get(router.get_status.remote())
     assert list(status["servers"]) == ["b"] and status["waiting"] == 0
     # One server has room for six.
-    found = asyncio.run(killed(client, router, 6, lambda: ray.kill(router)))
+    found = asyncio.run(killed(client(), router, 6, lambda: ray.kill(router)))
     assert all(isinstance(one, ray.exceptions.RayActorError) for one in found)
     # By which the run's last line names it; the watchdog does by its title.
     assert is_death(repr(found[0]))

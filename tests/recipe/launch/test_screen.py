@@ -85,19 +85,12 @@ def test_the_reason_is_what_came_first(tmp_path, dead, text, said):
 
 
 def test_last_line_says_how_to_go_on(tmp_path):
+    """tests/end_to_end/test_endings.py has those of runs that go on, and that finish."""
     assert last_line(tmp_path, Ending(1, "it rained", "wait")) == (
         f"error: it rained, while starting; log: {tmp_path}/train.log; wait; then the same command starts from the "
         "beginning (no checkpoint to go on from)"
     )
-    (tmp_path / "state.json").write_text('{"phase": "running"}')
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n')
-    folder = checkpoint(tmp_path, 1)
-    OmegaConf.save(config(tmp_path), tmp_path / "config.yaml")
-    line = last_line(tmp_path, Ending(1, "it rained"))
-    assert ", in step 3; " in line and line.endswith("; the same command goes on after step 1")
-    said = f"finished after 2 steps; log: {tmp_path}/train.log; look at it: sam report {tmp_path}"
-    assert last_line(tmp_path, Ending(0)) == said
-    line = last_line(tmp_path, failed(1, {}, UNREADABLE, tmp_path, folder))
+    line = last_line(tmp_path, failed(1, {}, UNREADABLE, tmp_path, checkpoint(tmp_path, 1)))
     assert line.endswith("or begin again with trainer.resume_mode=disable"), "the same command would fail again"
 
 

@@ -42,21 +42,6 @@ def test_the_published_set_ups_fit(tmp_path, name, model, billions, overrides, c
     assert offloaded is None or found.offloaded * 2**30 == pytest.approx(offloaded * billions * 1e9, rel=0.01)
 
 
-def test_how_many_checkpoints_there_are_at_once(tmp_path, monkeypatch):
-    (tmp_path / "config.json").write_text(json.dumps(QWEN3_32B))
-    monkeypatch.setattr(machine, "free_gib", lambda place: 9.0)
-    for override, count in {
-        "trainer.max_actor_ckpt_to_keep=1": 2,  # the old one goes after the new one is written
-        "trainer.max_actor_ckpt_to_keep=5": 5,
-        "trainer.max_actor_ckpt_to_keep=null": 10,
-        "trainer.save_freq=-1": 0,
-        "trainer.total_training_steps=5": 1,
-    }.items():
-        config = config_of("dapo_qwen3_32b", f"actor_rollout_ref.model.path={tmp_path}", override)
-        found = "\n".join(machine.memory_and_disk(config))
-        assert (f" {count} checkpoints of 427 GiB" in found) == bool(count) and " 0 checkpoints" not in found, override
-
-
 def test_a_line_has_the_nodes_that_it_is_about(monkeypatch, tmp_path):
     nodes = [{"Alive": True}, {"Alive": False}]
     for name, value in {"init": None, "nodes": nodes, "shutdown": None}.items():

@@ -1,4 +1,5 @@
-"""Random numbers of a response's requests, and what is said of a response that fails."""
+"""Random numbers of a response's requests, and rewards that are none. tests/end_to_end/test_replicas.py has what is said
+of a reward that raises."""
 
 import asyncio
 from types import SimpleNamespace
@@ -7,30 +8,7 @@ import pytest
 from verl.workers.rollout.replica import TokenOutput
 
 from sam_recipe.rollout import parse_prompt_uid, prompt_uid, sample_seed
-from sam_recipe.rollout.agent_loop import SeededRequests, SeededWorker, describe
-
-UNLOADABLE = """The actor died because of an error raised in its creation task, ray::RewardLoopWorker() (pid=2)
-  File "/my/reward.py", line 1, in <module>
-    import nothing_such
-  File "/usr/lib/python3.11/re.py", line 1, in compile
-ModuleNotFoundError: No module named 'nothing_such'
-  of two lines
-
-The above exception was the direct cause of the following exception:
-
-ray::RewardLoopWorker.__init__() (pid=2, ip=10.0.0.1)
-  File "/x/site-packages/verl/import_utils.py", line 9, in load_module
-RuntimeError: Error loading module from module_path='/my/reward.py'"""
-
-
-@pytest.mark.parametrize("cause", [None, ModuleNotFoundError("nothing_such")])
-def test_what_raises_in_another_process_is_named_by_its_own_line(cause):
-    """tests/end_to_end/test_replicas.py has a reward that raises."""
-    error = RuntimeError(UNLOADABLE)
-    error.__cause__ = cause
-    said = "/my/reward.py:1: ModuleNotFoundError: No module named 'nothing_such' of two lines"
-    assert describe(error, "own") == f"data_source 'own': {said}"
-
+from sam_recipe.rollout.agent_loop import SeededRequests, SeededWorker
 
 @pytest.mark.parametrize(("score", "said"), [(float("nan"), "is nan, expected a finite"), ("0.5", "must be real")])
 def test_a_reward_that_is_no_number_is_refused(monkeypatch, score, said):
