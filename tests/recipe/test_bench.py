@@ -27,8 +27,10 @@ SECONDS = [[2.0, 4.0], [1.0, 2.0]]  # of the first round, by variant and step; e
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """A run of four steps with two rounds of two prompts each; the first step lacks a response. Its drafter is a trained
-    one; engines are fake: tests/end_to_end/test_endings.py has real ones, with sam."""
+    """A run of four steps with two rounds of two prompts each, with a trained drafter; the first step lacks a response.
+
+    Engines are fake: tests/end_to_end/test_endings.py has real ones, with sam.
+    """
     model, directory = tmp_path / "assets" / "model", tmp_path / "runs" / "hybrid"
     for folder in (model, draft := tmp_path / "draft"):
         folder.mkdir(parents=True)

@@ -1,5 +1,5 @@
-"""sam_recipe.patch: all or nothing, to the byte, and clear about what it refuses. `bash scripts/test.sh --ascend` patches
-the published package."""
+"""sam_recipe.patch: all or nothing, to the byte, and clear about what it refuses. The published package is patched by
+`bash scripts/test.sh --ascend`."""
 
 import pytest
 

@@ -73,8 +73,9 @@ def own(tmp_path):
     (tmp_path / "speculation" / "mine.yaml").write_text("defaults: [sam]\nscope: request\n")
 
     def write(text):
-        (tmp_path / "own.yaml").write_text(f"defaults: [dapo_tiny_cpu, override speculation: mine, _self_]\n{text}\n")
-        return str(tmp_path / "own")
+        path = tmp_path / f"{tmp_path.name}.yaml"  # no other test's: configs are composed once
+        path.write_text(f"defaults: [dapo_tiny_cpu, override speculation: mine, _self_]\n{text}\n")
+        return str(path.with_suffix(""))
 
     return write
 
@@ -89,7 +90,7 @@ def test_a_config_of_the_users_own_composes_this_projects(own, tmp_path, monkeyp
     assert (config.speculation.method, config.speculation.scope) == ("sam", "request")
     assert config.reward.custom_reward_function.path == str(tmp_path / "mine.py")
     assert list(settings.keys(config)) == []
-    with pytest.raises(ConfigError, match=r"/other' is unknown: expected one of own "):
+    with pytest.raises(ConfigError, match=r"/other' is unknown: expected one of test_a_config"):
         compose_config(str(tmp_path / "other"), [])
 
 
@@ -103,7 +104,7 @@ def test_a_config_of_the_users_own_composes_this_projects(own, tmp_path, monkeyp
 )
 def test_a_mistake_in_a_users_own_config_is_one_line(own, tmp_path, capsys, text, said):
     own(text)
-    assert main(["--config-dir", str(tmp_path), "--config-name", "own", "--check"]) == 2
+    assert main(["--config-dir", str(tmp_path), "--config-name", tmp_path.name, "--check"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and said in error and error.count("\n") == 1
 

@@ -1,5 +1,5 @@
-"""Random numbers of a response's requests, and rewards that are none. tests/end_to_end/test_replicas.py has what is said
-of a reward that raises."""
+"""Random numbers of a response's requests, and rewards that are none; tests/end_to_end/test_replicas.py has one that
+raises."""
 
 import asyncio
 from types import SimpleNamespace
@@ -9,6 +9,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from sam_recipe.rollout import parse_prompt_uid, prompt_uid, sample_seed
 from sam_recipe.rollout.agent_loop import SeededRequests, SeededWorker
+
 
 @pytest.mark.parametrize(("score", "said"), [(float("nan"), "is nan, expected a finite"), ("0.5", "must be real")])
 def test_a_reward_that_is_no_number_is_refused(monkeypatch, score, said):

@@ -149,7 +149,7 @@ def test_rounds_are_bounded_and_the_error_says_what_to_change_and_what_others_fa
         fail(queue, queue.dispatched - count, 0, 1)
 
     sampler.refill_fn = refill
-    said = "3 rounds of 4 prompts gave 0 groups.*; 2 groups failed, the first of the last round: .*no number.*allow more"
+    said = "3 rounds of 4 prompts gave 0 groups.*; 2 groups failed, the first of the last round: .*no number.* more"
     with pytest.raises(RuntimeError, match=said):
         sampler.sample(global_steps=1, partition_id="train", batch_size=4)
     assert queue.dispatched == 12
