@@ -7,8 +7,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from sam.record.engine_steps import EngineSteps
-from sam_recipe.launch.config import compose_config
 from sam_recipe.record import RunRecord, build_once, changes, keep, read_metrics, rollout_metrics
+from tests.recipe.preflight.preflight_node import config_of
 
 
 def test_a_line_written_by_halves_is_passed_over_and_gone_after_a_resume(tmp_path):
@@ -36,10 +36,10 @@ OTHERS = (
 
 def test_settings_that_make_another_curve_are_listed_apart_and_the_old_ones_kept(tmp_path):
     """tests/recipe/test_main_dapo.py has what is said of them."""
-    keep(tmp_path, compose_config("dapo_tiny_cpu", []), None)
+    keep(tmp_path, config_of("dapo_tiny_cpu"), None)
 
     def changed(overrides):
-        found = changes(tmp_path, compose_config("dapo_tiny_cpu", [*overrides]))
+        found = changes(tmp_path, config_of("dapo_tiny_cpu", *overrides))
         return [{one.split(" ")[0] for one in lines} for lines in found]
 
     assert changed([]) == [set(), set()]
