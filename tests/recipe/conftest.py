@@ -1,13 +1,8 @@
-"""Hundreds of these tests compose a config: the same choice, and the YAML files that all share, are read once.
-
-And a Ray of their own, for those that need a real one.
-"""
+"""Hundreds of these tests compose a config: the same choice, and the YAML files that all share, are read once."""
 
 import copy
 import functools
 import io
-import shutil
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -32,22 +27,3 @@ def nothing_is_composed_twice():
         patch.setattr(OmegaConf, "load", staticmethod(load))
         patch.setattr(config, "compose", compose)
         yield
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    """A head with 16 dies that are none."""
-    import ray
-
-    folder = tempfile.mkdtemp(prefix="ray-")  # short: Ray's sockets lie below
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("RAY_ADDRESS", raising=False)
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("RAY_AUTH_MODE", "disabled")  # or Ray leaves a token in HOME
-        ray.init(
-            num_cpus=1, resources={"NPU": 16}, include_dashboard=False, log_to_driver=False, _temp_dir=folder,
-            object_store_memory=100 << 20, runtime_env={"env_vars": {"PYTHONPATH": str(Path(__file__).parents[2])}},
-        )  # fmt: skip
-        yield
-        ray.shutdown()
-    shutil.rmtree(folder, ignore_errors=True)

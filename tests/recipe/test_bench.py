@@ -15,27 +15,27 @@ from sam.bench.engines import EngineProcess
 from sam_recipe import bench
 from sam_recipe.bench import main
 from sam_recipe.launch import config
+from sam_recipe.report.page import main as report
 from sam_recipe.report.runs import Run, load_stock, rows_of
 from tests.recipe.run_directory import write_run
 from tests.sam.bench.test_command import FAKE_ENGINE
 
 STEPS = 4
 VARIANTS = ["speculation=suffix", "speculation=sam speculation.scope=history"]
-SECONDS = [[2.0, 4.0], [1.0, 2.0]]  # of the first round, by variant and step; each further round takes as long again
-
-
-def write_fake(monkeypatch, folder, **seconds):
-    fake = {"seconds": {"stock": 3.0, "off": 2.5} | seconds, "folder": str(folder)}
-    monkeypatch.setenv("FAKE", json.dumps(fake))
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """A run of four steps with two rounds of two prompts each; the first step lacks a response. Engines are fake."""
-    model, directory = tmp_path / "assets" / "model", tmp_path / "runs" / "sam"
-    model.mkdir(parents=True)
-    (model / "config.json").write_text(json.dumps({"max_position_embeddings": 640, "vocab_size": 100}))
+    """A run of four steps with two rounds of two prompts each, with a trained drafter; the first step lacks a response.
+
+    Engines are fake: tests/end_to_end/test_endings.py has real ones, with sam.
+    """
+    model, directory = tmp_path / "assets" / "model", tmp_path / "runs" / "hybrid"
+    for folder in (model, draft := tmp_path / "draft"):
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 640, "vocab_size": 100}))
     overrides = [f"assets={tmp_path / 'assets'}", "actor_rollout_ref.rollout.n=2", f"run_dir={directory}"]
+    overrides += ["speculation.method=hybrid", f"speculation.draft_model={draft}", "speculation.policy=threshold"]
     composed = OmegaConf.to_container(config.compose_config("dapo_tiny_cpu", overrides), resolve=True)
     responses = {
         step: [
@@ -48,72 +48,58 @@ def run(tmp_path, monkeypatch):
     write_run(directory, composed, [{"step": step, "rollout/seconds": 1.0} for step in responses], responses)
     program = (sys.executable, str(FAKE_ENGINE))
     monkeypatch.setattr(engines, "EngineProcess", functools.partial(EngineProcess, program=program))
-    write_fake(monkeypatch, tmp_path, sam=2.0)
+    fake = {"seconds": {"stock": 3.0, "off": 2.5, "hybrid": 2.0}, "folder": str(tmp_path)}
     monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER", raising=False)
-    for name, value in {"OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}.items():
+    for name, value in {"FAKE": json.dumps(fake), "OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}.items():
         monkeypatch.setenv(name, value)  # and what the command sets is undone
     monkeypatch.setattr("sam_recipe.launch.environment.CPU", {})
+    monkeypatch.setattr("sam_recipe.report.page.draw_all", lambda runs: [])  # which takes seconds
     return directory
 
 
-def test_engines_emit_the_text_of_a_run(run, tmp_path, capsys):
+def test_engines_emit_the_text_of_a_run_and_its_report_says_so(run, tmp_path, capsys):
     assert main(["--run", str(run), "--rounds", "2"]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("engine alone: stock vLLM 3.0")
-    assert "off 2.50 s, 1.20x (1.20-1.20); sam 2.00 s, 1.50x (1.50-1.50) (2 rounds of 2 requests" in printed
+    assert "off 2.50 s, 1.20x (1.20-1.20); hybrid 2.00 s, 1.50x (1.50-1.50) (2 rounds of 2 requests" in printed
     found, note = load_stock(tmp_path / "runs", Run.load(run))
-    assert note == "" and found["steps"] == [1, 3, 4] and list(rows_of(found)) == ["stock", "off", "sam"]
-    settings, engine = found["settings"], found["settings"]["engine"]
-    assert engine[engine.index("--max-model-len") + 1] == "640" and "--enforce-eager" in engine
-    assert not {"--seed", "--load-format", "dummy"} & {*engine}
+    assert found["steps"] == [1, 3, 4] and list(rows_of(found)) == ["stock", "off", "hybrid"]
+    assert note == "engines alone drafted with policy=goodput, the run with policy=threshold"
     # A round is a generation round, however small.
-    assert (settings["seeds"], settings["draft_tokens"], settings["responses"]) == (False, 8, 1)
+    assert (found["settings"]["seeds"], found["settings"]["responses"]) == (False, 1)
+    assert report([str(run)]) == 0
+    assert "on this run's responses: hybrid 1.50x (1.50-1.50) as fast as stock vLLM: " in capsys.readouterr().out
+    (run / "rollouts" / "4.jsonl").write_text((run / "rollouts" / "3.jsonl").read_text())
+    assert report([str(run)]) == 0
+    printed = capsys.readouterr().out
+    assert "stock.json is of another run's text and left out" in printed and "as fast as stock vLLM" not in printed
     assert main(["--run", str(run), "--rounds", "1"]) == 0, "a second measurement replaces the first"
 
 
-def test_a_trained_drafter_takes_part(run, tmp_path, monkeypatch):
-    config, draft = OmegaConf.load(run / "config.yaml"), tmp_path / "draft"
-    config.speculation.update({"method": "hybrid", "draft_model": str(draft), "policy": "threshold"})
-    OmegaConf.save(config, run / "config.yaml")
-    assert main(["--run", str(run)]) == 2
-    draft.mkdir()
-    (draft / "config.json").write_text(json.dumps({"vocab_size": 100}))
-    write_fake(monkeypatch, tmp_path, hybrid=1.5)
-    assert main(["--run", str(run)]) == 0
-    found, note = load_stock(tmp_path / "runs", Run.load(run))
-    assert rows_of(found)["hybrid"]["ratio"] == 2.0 and found["settings"]["draft_model"] == str(draft)
-    assert note == "engines alone drafted with policy=goodput, the run with policy=threshold"
-
-
-def test_what_cannot_be_compared_is_one_line(run, tmp_path, capsys):
-    def error(directory):
-        assert main(["--run", str(directory)]) == 2
+def test_what_cannot_be_compared_is_one_line(run, capsys):
+    def error():
+        assert main(["--run", str(run)]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         return line
 
-    assert "no metrics.jsonl there" in error(tmp_path)
     config = OmegaConf.load(run / "config.yaml")
     del config.machine.threads
     OmegaConf.save(config, run / "config.yaml")
-    assert "its config.yaml lacks machine.threads, it is an older version's" in error(run)
+    assert "its config.yaml lacks machine.threads, it is an older version's" in error()
     (run / "rollouts" / "1.jsonl").unlink()
-    assert "no responses recorded there" in error(run)
+    assert "no responses recorded there" in error()
     config.speculation.method = "off"
     OmegaConf.save(config, run / "config.yaml")
-    assert "its speculation is off" in error(run)
+    assert "its speculation is off" in error()
 
 
 def write_trained(directory, other):
-    """A finished run of two steps, whose folder says round and variant."""
+    """A finished run of a step, whose folder says round and variant: the second takes half as long."""
     round_, variant = (int(part[-1]) for part in directory.parts[-2:])
-    counts = {f"rollout/spec_{name}": 1.0 for name in ("verify_steps", "drafted_tokens")}
-    metrics, responses = [], {}
-    for step, seconds in enumerate(SECONDS[variant - 1], start=1):
-        accepted = {"rollout/spec_accepted_tokens": float(variant + step - 1)}
-        metrics.append({"step": step, "rollout/seconds": seconds * round_, **counts, **accepted})
-        line = {"prompt": 0, "sample": 0, "prompt_tokens": [1], "response_tokens": [step, int(other)]}
-        responses[step] = [line]
-    write_run(directory, {"speculation": {"method": "sam"}}, metrics, responses)
+    counts = dict.fromkeys((f"rollout/spec_{name}_tokens" for name in ("drafted", "accepted")), 5.0)
+    row = {"step": 1, "rollout/seconds": 6.0 * round_ / variant, "rollout/spec_verify_steps": 2.0, **counts}
+    response = {"prompt": 0, "sample": 0, "prompt_tokens": [1], "response_tokens": [int(other)]}
+    write_run(directory, {"speculation": {"method": "sam"}}, [row], {1: [response]})
     (directory / "state.json").write_text(json.dumps({"phase": "finished"}))
 
 
@@ -121,7 +107,7 @@ def write_trained(directory, other):
 def compare(tmp_path, monkeypatch):
     """Runs the command; returns its exit code and the trainings that it started."""
 
-    def run(*arguments, code=0, other=None):
+    def run(*variants, code=0, other=None):
         started = []
 
         def train(command):
@@ -132,17 +118,14 @@ def compare(tmp_path, monkeypatch):
             return SimpleNamespace(returncode=code)
 
         monkeypatch.setattr(bench.subprocess, "run", train)
-        words = ["--config-name", "dapo_tiny_cpu", "--output", str(tmp_path), "--rounds", "3", *arguments]
-        try:
-            return bench.main(words), started
-        except SystemExit as ended:
-            return ended.code, started
+        words = ["--config-name", "dapo_tiny_cpu", "--output", str(tmp_path), "--rounds", "3", "--variants", *variants]
+        return bench.main(words), started
 
     return run
 
 
 def test_runs_take_turns_and_are_compared_with_the_first_of_their_round(compare, tmp_path, capsys):
-    code, started = compare("--variants", *VARIANTS)
+    code, started = compare(*VARIANTS)
     first_words = [next(word for word in command if word.startswith("speculation")) for command in started]
     sam, suffix = "speculation=sam", "speculation=suffix"
     assert code == 0 and first_words == [suffix, sam, sam, suffix, suffix, sam]
@@ -153,19 +136,18 @@ def test_runs_take_turns_and_are_compared_with_the_first_of_their_round(compare,
     assert line.split()[2:] == ["6.00", "(3.00-9.00)", "3.50", "2.00x", "(2.00-2.00)", "go"]
     peer, ours = json.loads((tmp_path / "result.json").read_text())
     assert peer["seconds"] == [6.0, 12.0, 18.0] and ours["seconds"] == [3.0, 6.0, 9.0]
-    assert peer["ratio"] == 1.0 and ours["acceptance_length"] == [3.5] * 3
-    assert compare("--variants", *VARIANTS) == (0, []), "finished runs are not repeated"
+    assert peer["ratio"] == 1.0
+    assert compare(*VARIANTS) == (0, []), "finished runs are not repeated"
 
 
-def test_runs_that_cannot_be_compared_are_one_line(compare, capsys):
-    def error(*arguments, **training):
-        code, _ = compare(*arguments, **training)
-        return code, capsys.readouterr().err.splitlines()[-1]
-
-    for words in (["a"], ["a", "a"]):
-        code, line = error("--variants", *words)
-        assert code == 2 and "expected two or more, all different" in line
-    code, line = error("--variants", *VARIANTS, code=3)
-    assert code == 1 and "the run ended with exit code 3" in line
-    code, line = error("--variants", *VARIANTS, other="variant_2")
-    assert code == 1 and "round_1/variant_2: other steps or responses than" in line
+@pytest.mark.parametrize(
+    ("variants", "training", "code", "said"),
+    [
+        (["a", "a"], {}, 2, "expected two or more, all different"),
+        (VARIANTS, {"code": 3}, 1, "the run ended with exit code 3"),
+        (VARIANTS, {"other": "variant_2"}, 1, "round_1/variant_2: other steps or responses than"),
+    ],
+)
+def test_runs_that_cannot_be_compared_are_one_line(compare, capsys, variants, training, code, said):
+    assert compare(*variants, **training)[0] == code
+    assert said in capsys.readouterr().err.splitlines()[-1]

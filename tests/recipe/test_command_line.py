@@ -13,7 +13,6 @@ MISTAKES = {
     "doctor": (["speculation=off"], "overrides go with --config-name"),
     "bench": (["--model", "/nowhere"], "/nowhere: no config.json there"),
     "replay": (["--traces", "/nowhere.npz"], "/nowhere.npz: no such file"),
-    "profile": (["/nowhere"], "no config.yaml there"),
     "tune": (["/nowhere"], "no config.yaml there"),
     "report": (["/nowhere", "/nowhere"], "no metrics.jsonl there"),
     "data": (["nothing", "--output", "/nowhere"], "nothing is unknown: expected some of dapo_math_17k"),
@@ -23,8 +22,7 @@ MISTAKES = {
 def test_the_table_and_the_nearest_command(capsys):
     assert main(["--help"]) == 0 and main([]) == 2
     table, again = capsys.readouterr()
-    assert table == again and len(COMMANDS) <= 10
-    assert [line.split()[0] for line in table.splitlines()[2:]] == list(COMMANDS)
+    assert table == again and [line.split()[0] for line in table.splitlines()[2:]] == list(COMMANDS)
     assert main(["bnech"]) == 2 and main(["quux"]) == 2
     first, second = capsys.readouterr().err.splitlines()
     assert first == "error: sam bnech: no such command; did you mean bench?" and "expected one of run, " in second

@@ -18,10 +18,9 @@ def published_row(question: str, index: int, source: str = "math_dapo") -> dict:
 
 
 @pytest.fixture
-def folder(tmp_path):
-    """Published files as they are: each problem of DAPO-Math and AIME many times over."""
-    folder = tmp_path / "published"
-    folder.mkdir()
+def make(tmp_path):
+    """Runs the command on published files as they are: each problem of DAPO-Math and AIME many times over."""
+    (folder := tmp_path / "published").mkdir()
     questions = [f"What is {number} + 1?" for number in range(5)]
     rows = [published_row(question, index) for index, question in enumerate(questions * 100)]
     pandas.DataFrame(rows).to_parquet(folder / "dapo-math-17k.parquet")
@@ -30,15 +29,11 @@ def folder(tmp_path):
     gsm8k = pandas.DataFrame({"question": ["How many?"], "answer": ["2 and 1,000 is\n#### 1,002"]})
     for split in ("train", "test"):
         gsm8k.to_parquet(folder / f"{split}-00000-of-00001.parquet")
-    return folder
+    return lambda *names: data.main([*names, "--output", str(tmp_path / "data"), "--from", str(folder)])
 
 
-def make(tmp_path, folder, *names):
-    return data.main([*names, "--output", str(tmp_path / "data"), "--from", str(folder)])
-
-
-def test_every_problem_once_in_verls_format_and_as_rewards_know_it(tmp_path, folder, capsys):
-    assert make(tmp_path, folder) == 0
+def test_every_problem_once_in_verls_format_and_as_rewards_know_it_and_what_is_there_stays(make, tmp_path, capsys):
+    assert make() == 0
     rows = {name: pandas.read_parquet(tmp_path / "data" / f"{name}.parquet") for name in data.SOURCES}
     assert {name: len(frame) for name, frame in rows.items()} == {
         "dapo_math_17k": 5, "aime_2024": 3, "gsm8k_train": 1, "gsm8k_test": 1,
@@ -50,40 +45,31 @@ def test_every_problem_once_in_verls_format_and_as_rewards_know_it(tmp_path, fol
     for name, answer in answers.items():
         row = rows[name].iloc[0]
         assert compute_score(row["data_source"], answer, row["reward_model"]["ground_truth"])["acc"] == 1.0, name
-
-
-def test_what_is_there_is_not_made_again(tmp_path, folder, capsys):
-    make(tmp_path, folder, "aime_2024")
     (target := tmp_path / "data" / "aime_2024.parquet").write_text("kept")
-    assert make(tmp_path, folder, "aime_2024") == 0 and target.read_text() == "kept"
-    assert "aime_2024.parquet: is there" in capsys.readouterr().out
+    assert make("aime_2024") == 0 and target.read_text() == "kept"
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    ("content", "message"),
     [
-        ("aime_2024", {"reward_model": {"ground_truth": None}}, "row 2: expected texts as data_source"),
-        ("aime_2024", {"prompt": None}, "row 2: not a row of the published file"),
-        ("aime_2024", [{"prompt": [{"role": "user", "content": "x"}]}], "not the published file"),
-        ("aime_2024", "html", "not the published file"),
-        ("aime_2024", None, "holds no aime-2024.parquet"),
-        ("gsm8k_test", [{"question": "?", "answer": "#### 1"}, {"question": "?"}], "row 2: expected a question, and"),
-        ("aime", None, "aime is unknown: expected some of dapo_math_17k, aime_2024"),
+        ([published_row("a", 0), published_row("b", 1) | {"prompt": None}], "row 2: not a row of the published file"),
+        ([published_row("a", 0) | {"reward_model": {"ground_truth": None}}], "row 1: expected texts as data_source"),
+        ([{"prompt": [{"role": "user", "content": "x"}]}], "not the published file"),
+        ("html", "not the published file"),
+        (None, "holds no aime-2024.parquet"),
     ],
 )
-def test_a_wrong_file_row_or_name_is_one_line(tmp_path, folder, capsys, name, content, message):
-    path = folder / ("test-00000-of-00001.parquet" if name == "gsm8k_test" else "aime-2024.parquet")
+def test_a_wrong_file_or_row_is_one_line(make, tmp_path, capsys, content, message):
+    path = tmp_path / "published" / "aime-2024.parquet"
     path.unlink()
-    if isinstance(content, dict):  # what is changed of the second of two published rows
-        content = [published_row("What?", 0), published_row("And?", 1) | content]
     if isinstance(content, str):
         path.write_text(content)
     elif content:
         pandas.DataFrame(content).to_parquet(path)
-    assert make(tmp_path, folder, name) == 2
+    assert make("aime_2024") == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and message in error and error.count("\n") == 1
-    assert not (tmp_path / "data" / f"{name}.parquet").exists()
+    assert not (tmp_path / "data" / "aime_2024.parquet").exists()
 
 
 def test_no_network_says_what_to_do(tmp_path, monkeypatch, capsys):

@@ -8,36 +8,25 @@ from transformers import AutoModelForCausalLM
 
 from sam_recipe import draft_model
 from sam_recipe.draft_model import Settings, acceptance, make_student, sample_responses, train
-from sam_recipe.tiny.assets import AssetSettings, prepare_assets
-from sam_recipe.tiny.model import ModelSettings
-from sam_recipe.tiny.warm_start import WarmStartSettings
+from sam_recipe.tiny.assets import prepare_assets
+from tests.recipe.tiny.test_tiny import SMALL
 
-SMALL = Settings(prompts=6, samples=2, response_tokens=12, steps=60, sequences=6, learning_rate=1e-2, threads=1)
 PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
 
 
 @pytest.fixture(scope="module")
 def assets(tmp_path_factory):
-    output = tmp_path_factory.mktemp("tiny") / "assets"
-    settings = AssetSettings(
-        train_rows=20,
-        val_rows=4,
-        model=ModelSettings(32, 32, num_hidden_layers=2, num_attention_heads=1, num_key_value_heads=1),
-        warm_start=WarmStartSettings(steps=3, warmup_steps=1, tokens_per_step=1024),
-    )
-    prepare_assets(output, settings)
+    prepare_assets(output := tmp_path_factory.mktemp("tiny") / "assets", SMALL)
     return output
 
 
 def test_it_learns_the_targets_distribution(assets):
     target = AutoModelForCausalLM.from_pretrained(assets / "model").float()
-    examples, student = sample_responses(target, PROMPTS, SMALL), make_student(target, 1)
+    settings = Settings(samples=2, response_tokens=12, steps=60, sequences=6, learning_rate=1e-2, threads=1)
+    examples, student = sample_responses(target, PROMPTS, settings), make_student(target, 1)
     assert [prompt for prompt, _ in examples] == [prompt for prompt in PROMPTS for _ in range(2)]
-    losses = train(target, student, examples, SMALL)
+    losses = train(target, student, examples, settings)
     assert sum(losses[-5:]) < sum(losses[:5])
-    for layers in (0, 3):
-        with pytest.raises(ValueError, match=f"layers={layers}: expected 1 to 2"):
-            make_student(target, layers)
 
 
 def test_acceptance_by_position_is_counted_from_every_token():
@@ -70,14 +59,14 @@ def test_it_is_built_once_and_its_acceptance_is_said(assets, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--layers", "0"], "--layers is 0: expected at least 1"),
         (["--prompts", "1"], "--prompts is 1: expected at least 2"),
-        ([], "config.json: make model and data first"),
+        (["--layers", "3"], "layers=3: expected 1 to 2, the target's"),
+        (["--assets", "/nowhere"], "config.json: make model and data first"),
     ],
 )
-def test_words_that_make_no_sense_or_no_target(tmp_path, capsys, words, said):
+def test_words_that_make_no_sense_or_no_target(assets, capsys, words, said):
     try:
-        code = draft_model.main(["--assets", str(tmp_path), *words])
+        code = draft_model.main(["--assets", str(assets), *words])
     except SystemExit as ended:
         code = ended.code
     assert code == 2 and said in capsys.readouterr().err

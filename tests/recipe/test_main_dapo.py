@@ -8,8 +8,6 @@ from sam_recipe.launch.screen import Ending
 from sam_recipe.main_dapo import main
 from tests.recipe.launch.test_screen import checkpoint
 
-RUN = ("--config-name", "dapo_tiny_cpu", "run_dir=run")  # the same words in every test: they are composed once
-
 
 @pytest.fixture
 def start(tmp_path, monkeypatch, capsys):
@@ -19,7 +17,9 @@ def start(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 
     def start(*overrides):
-        return main([*RUN, *overrides]), capsys.readouterr().err.splitlines()
+        code = main(["--config-name", "dapo_tiny_cpu", "run_dir=run", *overrides])
+        out, error = capsys.readouterr()
+        return code, [*error.splitlines(), *out.splitlines()]
 
     start.directory = tmp_path / "run"
     return start
@@ -32,35 +32,30 @@ def test_a_second_run_in_the_same_directory_is_refused(start):
     assert not (start.directory / "config.yaml").exists()
 
 
-def test_a_resumed_run_says_where_it_goes_on_and_one_with_its_last_checkpoint_is_over(start, capsys):
+def test_a_resumed_run_says_where_it_goes_on_and_one_with_its_last_checkpoint_is_over(start):
     assert not any(line.startswith("resumed") for line in start()[1])
     (resumed := start.directory / "wandb").mkdir()
     (resumed / "wandb-resume.json").write_text("{}")
-    folder = checkpoint(start.directory, 3)
-    said = start()[1]
-    assert said[0] == f"resumed from step 3 of {start.directory}"
-    assert said[0] in (start.directory / "train.log").read_text()
+    checkpoint(start.directory, 3)
+    _, (said, *_) = start()
+    assert said == f"resumed from step 3 of {start.directory}" and said in (start.directory / "train.log").read_text()
     assert (resumed / "wandb-resume.json").exists(), "wandb goes on in the same run"
-    assert main([*RUN, "trainer.total_training_steps=3"]) == 0
-    assert capsys.readouterr().out.startswith(
-        f"{start.directory} holds this run, finished after 3 steps: nothing to do"
-    )
-    (folder / "data.pt").unlink()
-    code, (said,) = start()
-    assert code == 2 and f"{folder}: no whole checkpoint" in said
+    code, (said,) = start("trainer.total_training_steps=3")
+    assert code == 0 and said.startswith(f"{start.directory} holds this run, finished after 3 steps: nothing to do")
     assert start("trainer.resume_mode=disable")[0] == 0 and not (resumed / "wandb-resume.json").exists()
 
 
 def test_changed_settings_are_refused_or_listed_and_the_old_ones_kept(start):
     start()
     checkpoint(start.directory, 3)
-    rate = "actor_rollout_ref.actor.optim.lr=1e-3"
+    changed = ("actor_rollout_ref.actor.optim.lr=1e-3", "trainer.save_freq=1")
+    listed = "actor_rollout_ref.actor.optim.lr 0.0002 -> 0.001"
     config = (start.directory / "config.yaml").read_text()
-    code, (said,) = start(rate, "trainer.save_freq=1")
-    assert code == 2 and f"goes on from step 3, changed: {rate.partition('=')[0]} 0.0002 -> 0.001: it would" in said
+    code, (said,) = start(*changed)
+    assert code == 2 and f"goes on from step 3, changed: {listed}: it would" in said
     assert said.endswith("choose another run_dir=, or add --accept-changes [run_dir.changed]")
     assert (start.directory / "config.yaml").read_text() == config
-    code, said = start(rate, "trainer.save_freq=1", "--accept-changes")
+    code, said = start(*changed, "--accept-changes")
     assert code == 0 and said[0].startswith("resumed from step 3")
-    assert said[1] == f"changed since then: {rate.partition('=')[0]} 0.0002 -> 0.001, trainer.save_freq 5 -> 1"
+    assert said[1] == f"changed since then: {listed}, trainer.save_freq 5 -> 1"
     assert (start.directory / "config.until_step_3.yaml").read_text() == config

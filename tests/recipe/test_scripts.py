@@ -22,7 +22,7 @@ def program(path, text):
     path.chmod(0o755)
 
 
-def run(script, *arguments, environment, scripts=SCRIPTS):
+def run(script, *arguments, scripts=SCRIPTS, **environment):
     command = ["bash", scripts / script, *arguments]
     ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
     return ended.returncode, ended.stdout, ended.stderr
@@ -38,59 +38,26 @@ def stand_in(tmp_path):
     return {**ours, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
 
 
-def test_run_scripts_hand_config_overrides_and_variables_on(stand_in):
+@pytest.mark.parametrize("token", ["", "0" * 64])
+def test_run_scripts_hand_config_overrides_and_variables_on(stand_in, token):
     """Ray asks for a token where one was set, not where an old one lies in a HOME, which Ray 2.60 would take."""
-    for name, token, mode in (
-        ("dapo_qwen3_32b", {}, "disabled"),
-        ("dapo_qwen3_32b_128die", {}, "disabled"),
-        ("dapo_qwen3_235b", {"RAY_AUTH_TOKEN": "0" * 64}, "token"),
-    ):
-        given = {**stand_in, "HCCL_CONNECT_TIMEOUT": "7", **token}
-        code, said, _ = run(f"run_{name}.sh", "speculation=off", environment=given)
+    for name in ("dapo_qwen3_32b", "dapo_qwen3_32b_128die", "dapo_qwen3_235b"):
+        given = stand_in | {"HCCL_CONNECT_TIMEOUT": "7", "RAY_AUTH_TOKEN": token}
+        code, said, _ = run(f"run_{name}.sh", "speculation=off", **given)
         assert code == 0 and f"python -m sam_recipe.main_dapo --config-name {name} speculation=off" in said
         assert "HCCL_OP_EXPANSION_MODE=AIV" in said and "TASK_QUEUE_ENABLE=1" in said and "RAY_ADDRESS" not in said
         assert "HCCL_CONNECT_TIMEOUT=7\n" in said, "one that is set stays"
-        assert f"RAY_AUTH_MODE={mode}\n" in said
+        assert f"RAY_AUTH_MODE={'token' if token else 'disabled'}\n" in said
 
 
-def test_the_scripts_for_a_cpu_start_what_the_readme_says(tmp_path):
-    """With stand-ins for the environment and for python, which prints its arguments."""
-    program(tmp_path / "python", 'echo "python $*"')
-    shutil.copytree(SCRIPTS, tmp_path / "scripts")
-    without = ("set_up_environment", "set_up_ascend_simulator", "ruff", "check_run", "help_if_asked")
-    text = "".join(f"{name}() {{ :; }}\n" for name in without) + 'cd "$(dirname "${BASH_SOURCE[0]}")/.."\n'
-    (tmp_path / "scripts" / "environment.sh").write_text(text)
-
-    def said(script, *arguments):
-        path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-        code, said, _ = run(script, *arguments, environment=path, scripts=tmp_path / "scripts")
-        assert code == 0
-        return said
-
-    quickstart = said("quickstart.sh")
-    assert quickstart.index("speculation=sam run_dir=") < quickstart.index("speculation=off run_dir=")
-    assert "command_line bench --run outputs/quickstart/sam --output outputs/quickstart\n" in quickstart
-    assert "command_line report outputs/quickstart/sam outputs/quickstart/off" in quickstart
-    assert "--config-name dapo_tiny_cpu speculation=off" in said("run_dapo_tiny_cpu.sh", "speculation=off")
-    smollm2 = said("run_dapo_smollm2_cpu.sh", "speculation=off")
-    assert "python -m sam_recipe.smollm2.assets --output outputs/smollm2_assets" in smollm2
-    assert smollm2.startswith("python -m sam_recipe.main_dapo --config-name dapo_smollm2_cpu --check speculation=off\n")
-    assert smollm2.endswith("--config-name dapo_smollm2_cpu speculation=off\n")
-    assert "-m sam_recipe.command_line data --output data" in said("prepare_data.sh")
-    assert "python -m pytest" in said("test.sh") and "tests/ascend" in said("test.sh", "--ascend")
-    assert said("test.sh", "--nodes").endswith("python -m pytest -m long tests/nodes --durations=20\n")
-
-
-def test_a_cluster_that_runs_is_joined_but_for_a_smoke_run(stand_in, tmp_path):
-    environment = {**stand_in, "RAY_STATUS": "0", "RAY_TMPDIR": str(tmp_path)}
-    _, said, _ = run("run_dapo_qwen3_32b.sh", environment=environment)
+def test_a_cluster_that_runs_is_joined_but_for_a_smoke_run_and_gets_no_settings_of_a_ray_of_its_own(
+    stand_in, tmp_path, monkeypatch
+):
+    environment = stand_in | {"RAY_STATUS": "0", "RAY_TMPDIR": str(tmp_path)}
+    _, said, _ = run("run_dapo_qwen3_32b.sh", **environment)
     assert "joining the Ray cluster that runs on this node, auto" in said and "RAY_ADDRESS=auto" in said
-    environment["RAY_ADDRESS"] = "10.0.0.1:6379"
-    code, said, _ = run("run_dapo_qwen3_32b.sh", "scale=smoke", environment=environment)
+    code, said, _ = run("run_dapo_qwen3_32b.sh", "scale=smoke", **environment, RAY_ADDRESS="10.0.0.1:6379")
     assert code == 0 and "joining" not in said and "RAY_ADDRESS" not in said
-
-
-def test_a_cluster_gets_no_settings_of_a_ray_of_its_own(monkeypatch):
     config = compose_config("dapo_tiny_cpu", [])
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     assert ray_arguments(config, "/scratch")["_temp_dir"] == "/scratch"
@@ -98,85 +65,51 @@ def test_a_cluster_gets_no_settings_of_a_ray_of_its_own(monkeypatch):
     assert not {"_temp_dir", "num_cpus", "num_gpus", "include_dashboard"} & {*ray_arguments(config, "/scratch")}
 
 
-# A hub's program that is interrupted the first time and goes on the second.
-DOWNLOAD = """
-echo "$0 $*" >>"$CALLS"
-for folder; do :; done
-mkdir -p "$folder"
-if [ ! -f "$folder/config.json" ]; then
-    cp "$PUBLISHED/config.json" "$folder"
-    echo "connection reset" >&2
-    exit 1
-fi
-cp "$PUBLISHED"/* "$folder"
-"""
+def test_the_scripts_for_a_cpu_start_what_the_readme_says(tmp_path):
+    """With stand-ins for the environment and for python, which prints its arguments."""
+    program(tmp_path / "python", 'echo "python $*"')
+    shutil.copytree(SCRIPTS, tmp_path / "scripts")
+    without = ("set_up_environment", "check_run", "help_if_asked")
+    text = "".join(f"{name}() {{ :; }}\n" for name in without) + 'cd "$(dirname "${BASH_SOURCE[0]}")/.."\n'
+    (tmp_path / "scripts" / "environment.sh").write_text(text)
+
+    def said(script, *arguments):
+        path = f"{tmp_path}:{os.environ['PATH']}"
+        code, said, _ = run(script, *arguments, scripts=tmp_path / "scripts", PATH=path)
+        assert code == 0
+        return said
+
+    quickstart = said("quickstart.sh")
+    assert quickstart.index("speculation=sam run_dir=") < quickstart.index("speculation=off run_dir=")
+    assert "command_line bench --run outputs/quickstart/sam --output outputs/quickstart\n" in quickstart
+    assert "command_line report outputs/quickstart/sam outputs/quickstart/off" in quickstart
+    smollm2 = said("run_dapo_smollm2_cpu.sh", "speculation=off")
+    assert smollm2.startswith("python -m sam_recipe.main_dapo --config-name dapo_smollm2_cpu --check speculation=off\n")
+    assert "python -m sam_recipe.smollm2.assets --output outputs/smollm2_assets" in smollm2
+    assert smollm2.endswith("--config-name dapo_smollm2_cpu speculation=off\n")
 
 
-@pytest.fixture
-def hub(stand_in, tmp_path):
-    """With the real python, which checks what was fetched."""
-    program(tmp_path / "python", f'exec {sys.executable} "$@"')
+def test_a_models_download_is_checked_as_a_copy_without_a_network_is(stand_in, tmp_path):
+    """With the real python; one hub's program is interrupted."""
     write_model(tmp_path / "published")
-    for name in ("hf", "modelscope"):
-        program(tmp_path / name, DOWNLOAD)
-    places = {"CALLS": tmp_path / "calls", "PUBLISHED": tmp_path / "published", "MODELS_DIR": tmp_path / "models"}
-    return {**stand_in, "HF_HUB_OFFLINE": "1", **{name: str(path) for name, path in places.items()}}
-
-
-def test_a_models_download_goes_on_and_is_checked_as_a_copy_without_a_network_is(hub, tmp_path):
-    code, _, error = run("prepare_model.sh", "Qwen3-32B", environment=hub)
-    said = "Qwen/Qwen3-32B was not fetched to the end: run this again, it goes on where it stopped"
-    assert code == 2 and said in error
-    code, said, _ = run("prepare_model.sh", "Qwen3-32B", environment={**hub, "HUB": "modelscope"})
-    assert code == 0 and "models/Qwen3-32B: complete, 0.0 GB of weights" in said
-    first, second = (tmp_path / "calls").read_text().splitlines()
+    program(tmp_path / "python", f'exec {sys.executable} "$@"')
+    program(tmp_path / "hf", 'echo "hf $*"\nexit 1')
+    fetch = f'for folder; do :; done\nmkdir -p "$folder"\ncp {tmp_path}/published/* "$folder"'
+    program(tmp_path / "modelscope", f'echo "modelscope $*"\n{fetch}')
     folder = tmp_path / "models" / "Qwen3-32B"
-    assert first.endswith(f"hf download Qwen/Qwen3-32B --local-dir {folder}")
-    assert second.endswith(f"modelscope download --model Qwen/Qwen3-32B --local_dir {folder}")
+
+    def prepared(hub):
+        return run("prepare_model.sh", "Qwen3-32B", **stand_in, HUB=hub, MODELS_DIR=str(folder.parent))
+
+    code, said, error = prepared("huggingface")
+    assert code == 2 and said == f"hf download Qwen/Qwen3-32B --local-dir {folder}\n"
+    assert "Qwen/Qwen3-32B was not fetched to the end: run this again, it goes on where it stopped" in error
+    code, said, _ = prepared("modelscope")
+    assert code == 0 and said.startswith(f"modelscope download --model Qwen/Qwen3-32B --local_dir {folder}\n")
+    assert "models/Qwen3-32B: complete, 0.0 GB of weights" in said
     (folder / "model-00001-of-00002.safetensors").unlink()
-    code, _, error = run("prepare_model.sh", "Qwen3-32B", environment={**hub, "HUB": "none"})
+    code, _, error = prepared("none")
     assert code == 2 and "1 of 2 shards of model.safetensors.index.json" in error and "[model.missing]" in error
-
-
-SOURCED = ("arguments.sh", "environment.sh", "ascend_environment.sh")
-
-
-@pytest.fixture(scope="module")
-def fresh(tmp_path_factory):
-    """A checkout in which nothing is set up, and a machine with Python alone: no package, no ray, no hub's program."""
-    checkout = tmp_path_factory.mktemp("fresh")
-    for name in ("scripts", "configs", "sam", "sam_recipe", "requirements", "tests/sam/verify"):
-        shutil.copytree(SCRIPTS.parent / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
-    (checkout / "programs").mkdir()
-    for number in (11, 12):
-        program(checkout / "programs" / f"python3.{number}", f'exec {sys.executable} -S -B "$@"')
-    return checkout
-
-
-def run_fresh(checkout, calls):
-    """Code, stdout and stderr of scripts with their words, run side by side; VARIABLE=VALUE among them is set."""
-    before = {*checkout.rglob("*")}
-
-    def one(call):
-        script, *words = call.split()
-        variables = {name: value for name, _, value in (word.partition("=") for word in words) if name.isupper()}
-        environment = {"PATH": f"{checkout}/programs:/usr/bin:/bin", **variables}
-        arguments = [word for word in words if word.partition("=")[0] not in variables]
-        return run(script, *arguments, environment=environment, scripts=checkout / "scripts")
-
-    with ThreadPoolExecutor(4) as pool:
-        ended = dict(zip(calls, pool.map(one, calls), strict=True))
-    assert {*checkout.rglob("*")} == before, "something was made or installed"
-    return ended
-
-
-def test_help_comes_before_anything_is_installed(fresh):
-    scripts = sorted(path.name for path in SCRIPTS.glob("*.sh") if path.name not in SOURCED)
-    for call, (code, said, error) in run_fresh(fresh, [f"{script} --help" for script in scripts]).items():
-        script = call.split()[0]
-        assert (code, error) == (0, "") and f"scripts/{script}" in said and "set -euo" not in said, script
-        subprocess.run(["bash", "-n", SCRIPTS / script], check=True)  # what comes behind the help is sound, too
-        assert "--accept-changes" in said or not (script.startswith("run_") or script == "quickstart.sh"), script
 
 
 MISTAKES = {
@@ -189,9 +122,37 @@ MISTAKES = {
     "prepare_data.sh dapo-mth": "dapo-mth is unknown: expected some of ",
     "start_ray_cluster.sh haed": "haed: expected head, worker HEAD_ADDRESS or stop",
 }
+SOURCED = ("arguments.sh", "environment.sh", "ascend_environment.sh")
 
 
-def test_a_mistake_is_named_before_anything_is_installed(fresh):
-    for call, (code, _, error) in run_fresh(fresh, [*MISTAKES]).items():
-        assert code == 2 and MISTAKES[call] in error, (call, error)
-        assert error.startswith("error: ") and error.count("\n") == 1, (call, error)
+def test_help_and_mistakes_are_answered_before_anything_is_installed(tmp_path):
+    """On a machine with Python alone: no package, no ray, no hub's program."""
+    for name in ("scripts", "configs", "sam", "sam_recipe", "requirements", "tests/sam/verify"):
+        shutil.copytree(SCRIPTS.parent / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "programs").mkdir()
+    for number in (11, 12):
+        program(tmp_path / "programs" / f"python3.{number}", f'exec {sys.executable} -S -B "$@"')
+    before = {*tmp_path.rglob("*")}
+
+    def answer(call):
+        """Code, stdout and stderr of a script with its words; VARIABLE=VALUE among them is set."""
+        script, *words = call.split()
+        variables = dict(word.split("=") for word in words if word.partition("=")[0].isupper())
+        arguments = [word for word in words if word.partition("=")[0] not in variables]
+        path = f"{tmp_path}/programs:/usr/bin:/bin"
+        return run(script, *arguments, scripts=tmp_path / "scripts", PATH=path, **variables)
+
+    scripts = sorted(path.name for path in SCRIPTS.glob("*.sh") if path.name not in SOURCED)
+    calls = [*(f"{script} --help" for script in scripts), *MISTAKES]
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(answer, calls))
+    for call, (code, said, error) in zip(calls, answers, strict=True):
+        script = call.split()[0]
+        if call in MISTAKES:
+            assert code == 2 and MISTAKES[call] in error, (call, error)
+            assert error.startswith("error: ") and error.count("\n") == 1, (call, error)
+        else:
+            assert (code, error) == (0, "") and f"scripts/{script}" in said and "set -euo" not in said, script
+            subprocess.run(["bash", "-n", SCRIPTS / script], check=True)  # what comes behind the help is sound, too
+            assert "--accept-changes" in said or not (script.startswith("run_") or script == "quickstart.sh"), script
+    assert {*tmp_path.rglob("*")} == before, "something was made or installed"

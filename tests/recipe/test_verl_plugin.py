@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from sam.config import METHODS, WITH_DRAFT_MODEL, SpeculationConfig
 from sam_recipe import verl_plugin
-from sam_recipe.launch import routing, sharing
+from sam_recipe.launch import sharing
 from sam_recipe.launch.config import verl_configs
 
 GIVEN = ["hydra.searchpath=[pkg://sam.configs]", "actor_rollout_ref.rollout.name=vllm"]
@@ -51,24 +51,15 @@ def test_replicas_share_text_in_a_log_that_has_room():
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("overrides", "said"),
     [
-        ("speculation.policy=treshold", "speculation.policy='treshold': expected one of threshold"),
-        ("actor_rollout_ref.rollout.name=sglang", "rollout.name=sglang: speculation drafts in vllm: set it to vllm"),
-        ("+routing=context trainer.v1.trainer_mode=separate_async", "mode=separate_async: routing=context is for sync"),
-        ("trainer.use_v1=false", "trainer.use_v1=False: speculation needs verl's V1 trainers: set it to true"),
+        ("+speculation=sam speculation.policy=treshold", "speculation.policy='treshold': expected one of threshold"),
+        ("+speculation=sam actor_rollout_ref.rollout.name=sglang", "speculation drafts in vllm: set it to vllm"),
+        ("+speculation=sam +routing=context trainer.v1.trainer_mode=separate_async", "routing=context is for sync"),
+        ("+speculation=sam trainer.use_v1=false", "speculation needs verl's V1 trainers: set it to true"),
+        ("+routing=context", "without speculation: add +speculation=sam, or +speculation=off"),
     ],
 )
-def test_what_it_is_not_for_is_refused(override, said):
+def test_what_it_is_not_for_is_refused(overrides, said):
     with pytest.raises(Exception, match=re.escape(said)):
-        composed("+speculation=sam", *override.split())
-
-
-def test_the_router_comes_with_speculation_alone():
-    config = composed("+speculation=off", "+routing=context", "trainer.default_local_dir=/run")
-    assert config.actor_rollout_ref.rollout.router_config_path is None, "the trainer sets it, when it has been written"
-    routing.connect(config)
-    assert config.actor_rollout_ref.rollout.router_config_path == "/run/router.yaml" and routing.is_routed(config)
-    assert verl_plugin.resolved(config).method == "off"
-    with pytest.raises(Exception, match=r"without speculation: add \+speculation=sam, or \+speculation=off"):
-        composed("+routing=context")
+        composed(*overrides.split())

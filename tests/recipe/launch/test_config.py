@@ -1,15 +1,13 @@
 """Configs compose on verl's own, and every mistake is one line before anything starts; which router a run has, and
 whether its replicas share text."""
 
-from pathlib import Path
-
 import pytest
 from omegaconf import OmegaConf
 
 from sam.config import SpeculationConfig
-from sam_recipe.arguments import parse
 from sam_recipe.launch import routing, sharing
 from sam_recipe.launch.config import CONFIGS, ConfigError, compose_config
+from sam_recipe.main_dapo import main
 from sam_recipe.preflight import settings
 from sam_recipe.record import differences
 
@@ -43,15 +41,14 @@ BAD = [
     (f"{ROUTER}=mine.yaml", "router_config_path=mine.yaml: no such file"),
     ("speculation.step_cost=missing.json", "missing.json: no such file; "),
     ("speculation.nonsense=1", "speculation.nonsense does not exist in this config: check its spelling"),
-    ("speculation.policy.name=never", "speculation.policy.name does not exist"),
     ("trainer.tset_freq=5", "trainer.tset_freq does not exist in this config: did you mean trainer.test_freq?"),
     ("+trainer.gamma=1", "+trainer.gamma=1: dapo_tiny_cpu has all keys of a run: leave it out [config.value]"),
-    ("device=npu", "device does not exist in this config"),
     (f"{VLLM}.block_size=16", "To append to your config use +actor_rollout_ref"),  # where a `+` is what helps
     (f"+{VLLM}.additional_config=3", "engine_kwargs.vllm.additional_config=3: expected a dictionary"),
     ("data=null", "data=null: expected keys below it"),
     ("not_an_override", "not_an_override: expected KEY=VALUE"),
     ("seed=-5", "seed=-5: expected an integer from 0 to 4294967295"),
+    ("reward.custom_reward_function.path=mine.py", "function.path=mine.py: no such file: correct it"),
 ]
 
 
@@ -62,45 +59,39 @@ def test_mistakes_are_one_line(overrides, message):
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "update", "log_prob"),
-    [
-        (["trainer.n_gpus_per_node=4"], 8, 16),
-        ([f"{ROLLOUT}.n=10"], 20, 20),  # of 40 and 80 responses
-    ],
-)
-def test_micro_batches_fit_the_devices(overrides, update, log_prob):
-    config = compose_config("dapo_tiny_cpu", overrides)
-    assert config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu == update
-    assert config.actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu == log_prob
+def test_micro_batches_fit_the_devices():
+    for override, update, log_prob in (("trainer.n_gpus_per_node=4", 8, 16), (f"{ROLLOUT}.n=10", 20, 20)):
+        config = compose_config("dapo_tiny_cpu", [override])
+        assert config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu == update
+        assert config.actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu == log_prob
 
 
-OWN = """
-defaults: [dapo_tiny_cpu, override speculation: mine, _self_]
-actor_rollout_ref: {rollout: {n: 4}}
-my_folder: /data/of/mine
-run_dir: ${my_folder}/run
-"""
-START = "defaults: [dapo_tiny_cpu, _self_]"
+@pytest.fixture
+def own(tmp_path):
+    """Writes a user's own config, with a choice of speculation of their own beside it."""
+    (tmp_path / "speculation").mkdir()
+    (tmp_path / "speculation" / "mine.yaml").write_text("defaults: [sam]\nscope: request\n")
+
+    def write(text):
+        path = tmp_path / f"{tmp_path.name}.yaml"  # no other test's: configs are composed once
+        path.write_text(f"defaults: [dapo_tiny_cpu, override speculation: mine, _self_]\n{text}\n")
+        return str(path.with_suffix(""))
+
+    return write
 
 
-def own_config(folder: Path, text: str = OWN) -> str:
-    (folder / "speculation").mkdir(exist_ok=True)
-    (folder / "speculation" / "mine.yaml").write_text("defaults: [sam]\nscope: request\n")
-    (folder / f"{folder.name}.yaml").write_text(text)
-    return parse(["--config-dir", str(folder), "--config-name", folder.name]).config_name
-
-
-def test_a_config_of_the_users_own_composes_this_projects(tmp_path):
-    config = compose_config(own_config(tmp_path), ["speculation.policy=always"])
-    assert (config.actor_rollout_ref.rollout.n, config.run_dir) == (4, "/data/of/mine/run")
+def test_a_config_of_the_users_own_composes_this_projects(own, tmp_path, monkeypatch):
+    """A section of their own may be referred to; what they bring lies where the run starts."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").touch()
+    reward = "reward: {custom_reward_function: {path: mine.py}}"
+    config = compose_config(own(f"my_folder: /data\nrun_dir: ${{my_folder}}/run\n{reward}"), [f"{ROLLOUT}.n=4"])
+    assert (config.run_dir, config.actor_rollout_ref.rollout.n, config.data.train_batch_size) == ("/data/run", 4, 8)
     assert (config.speculation.method, config.speculation.scope) == ("sam", "request")
-    assert config.speculation.policy == "always" and config.data.train_batch_size == 8
-    assert list(settings.keys(config)) == [], "my_folder is its own section, to which another key refers"
+    assert config.reward.custom_reward_function.path == str(tmp_path / "mine.py")
+    assert list(settings.keys(config)) == []
     with pytest.raises(ConfigError, match=r"/other' is unknown: expected one of test_a_config"):
         compose_config(str(tmp_path / "other"), [])
-    with pytest.raises(ConfigError, match="expected one of draft_model, eagle3, hybrid, mine, "):
-        compose_config(own_config(tmp_path), ["speculation=me"])
 
 
 @pytest.mark.parametrize(
@@ -111,29 +102,22 @@ def test_a_config_of_the_users_own_composes_this_projects(tmp_path):
         ("trainer: {total_epoch: 3}", "neither verl 0.9.1 nor this project reads the key: did you"),
     ],
 )
-def test_a_mistake_in_a_users_own_config_is_one_line(tmp_path, text, said):
-    try:
-        (line,) = settings.keys(compose_config(own_config(tmp_path, f"{START}\n{text}\n"), []))
-    except ConfigError as error:
-        line = str(error)
-    assert said in line and "\n" not in line
+def test_a_mistake_in_a_users_own_config_is_one_line(own, tmp_path, capsys, text, said):
+    own(text)
+    assert main(["--config-dir", str(tmp_path), "--config-name", tmp_path.name, "--check"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and said in error and error.count("\n") == 1
 
 
-def test_the_recipes_router_has_a_file_of_its_own_and_a_users_is_not_replaced(tmp_path):
-    words = ["routing=context", "routing.chunk_tokens=64", "run_dir=/a/run", "speculation.scope=history"]
-    config = compose_config("dapo_tiny_cpu", words)
-    engine = config.actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config.speculation
-    assert config.speculation.history_path == engine.history_path == "/a/run/history"
-    assert config.actor_rollout_ref.rollout.router_config_path == "/a/run/router.yaml"
-    assert routing.describe(config) == "context, chunks of 64 tokens (routing=verl: verl's balancer)"
-    own = tmp_path / "own.yaml"
-    own.write_text("router_class: sam_recipe.rollout.router.ContextRouterActor\n")
+def test_a_users_router_is_not_replaced(tmp_path):
+    """tests/end_to_end/test_replicas.py has the recipe's."""
+    (own := tmp_path / "own.yaml").write_text("router_class: sam_recipe.rollout.router.ContextRouterActor\n")
     config = compose_config("dapo_tiny_cpu", [f"{ROUTER}={own}"])
     assert config.actor_rollout_ref.rollout.router_config_path == str(own)
     assert routing.describe(config) == f"the router that {own} names"
 
 
-TWO, SHARED = "trainer.n_gpus_per_node=2", ["speculation.sharing=replicas"]
+TWO, SHARED = "trainer.n_gpus_per_node=2", "speculation.sharing=replicas"
 
 
 @pytest.mark.parametrize(
@@ -142,8 +126,8 @@ TWO, SHARED = "trainer.n_gpus_per_node=2", ["speculation.sharing=replicas"]
         ("tiny_cpu", [], "none, drafters see the text of their own replica (1 replica)"),
         ("tiny_cpu", [TWO], "2 replicas see each other's text, in "),
         ("tiny_cpu", [TWO, "speculation.sharing=none"], "none"),
-        ("tiny_cpu", SHARED, "1 replica has no other to share with, in "),
-        ("tiny_cpu", [TWO, "speculation=off", *SHARED], "none"),
+        ("tiny_cpu", [SHARED], "1 replica has no other to share with, in "),
+        ("tiny_cpu", [TWO, SHARED, "speculation=off"], "none"),
         ("qwen3_32b", [], "4 replicas see each other's text, in 1148 MiB at most (speculation.sharing=none: without)"),
         ("qwen3_235b", [], "none, drafters see the text of their own data-parallel rank (1 replica of 32 data-"),
     ],
@@ -153,6 +137,3 @@ def test_auto_shares_where_several_replicas_draft_from_text_and_the_log_says_so(
     engine = config.actor_rollout_ref.rollout.engine_kwargs.vllm.additional_config.speculation
     assert sharing.describe(config).startswith(said)
     assert config.speculation.sharing == engine.sharing == ("none" if said.startswith("none") else "replicas")
-    responses = config.data.gen_batch_size * config.actor_rollout_ref.rollout.n
-    text = responses * config.data.max_response_length
-    assert 4 * text < sharing.needed_mib(config) << 20 < 24 * text + (2 << 20), "the longest responses of a round"

@@ -18,15 +18,6 @@ def bare(monkeypatch):
     os.environ.update(before)
 
 
-def test_a_devices_run_gets_what_verl_gives_it_and_a_users_variables_stay(bare):
-    constants = pytest.importorskip("verl.trainer.constants_ppo")
-    bare.setenv("NCCL_DEBUG", "INFO")
-    config = compose_config("dapo_qwen3_32b", [])
-    own = environment.ray_runtime_env(config)
-    assert own["env_vars"].pop("TRANSFER_QUEUE_ENABLE") == "1"  # which verl adds when it calls ray.init
-    assert own == constants.get_ppo_ray_runtime_env(config) and "NCCL_DEBUG" not in own["env_vars"]
-
-
 def test_threads_and_compilation_are_the_configs():
     tiny = environment.cpu_variables(compose_config("dapo_tiny_cpu", ["machine.threads=1"]))
     assert (tiny["OMP_NUM_THREADS"], tiny["TORCHDYNAMO_DISABLE"]) == ("1", "1")

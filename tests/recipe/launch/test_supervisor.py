@@ -114,12 +114,16 @@ def test_however_a_run_ends_its_last_line_says_why_and_nothing_is_left(tmp_path)
             pass
 
 
-def test_one_run_at_a_time_and_the_next_start_removes_what_a_killed_one_has_left(tmp_path):
+def acquire(semaphore):
+    """In a process that is spawned, which opens it by its name."""
+    assert semaphore.acquire(timeout=10)
+
+
+def test_one_run_at_a_time_and_the_next_start_removes_what_a_killed_one_has_left_and_nothing_else(tmp_path):
+    (before := Path(f"/dev/shm/psm_before_{time.time_ns()}")).write_text("of another program")
     process, mark = start(folder := tmp_path / "run")
     wait_for_child(folder)
-    said = (
-        f"is used by a run that goes on .process {process.pid} on .*: wait for it, stop it, choose another run_dir=, "
-    )
+    said = f"is used by a run that goes on .process {process.pid} on .*: wait for it, stop it, choose another run_dir="
     with pytest.raises(ConfigError, match=said), supervisor.lock(folder):
         pass
     killed = [*psutil.Process(process.pid).children(), psutil.Process(process.pid)]
@@ -130,28 +134,14 @@ def test_one_run_at_a_time_and_the_next_start_removes_what_a_killed_one_has_left
     process.wait(timeout=30)
     psutil.wait_procs(killed, timeout=10)
     assert Path((folder / "scratch").read_text()).exists() and Path(f"/dev/shm/psm_{mark}").exists()
-    with supervisor.lock(folder):
-        assert_nothing_left(folder, mark)
-
-
-def acquire(semaphore):
-    """In a process that is spawned, which opens it by its name."""
-    assert semaphore.acquire(timeout=10)
-
-
-def test_only_shared_memory_of_the_run_that_no_process_has_mapped_is_removed():
-    before = Path(f"/dev/shm/psm_before_{time.time_ns()}")
-    before.write_text("of another program")
-    time.sleep(0.02)
-    since = time.time()
-    left_behind = Path(f"/dev/shm/psm_left_{time.time_ns()}")
-    left_behind.write_text("of a process that was killed")
+    # Of a run beside it.
     shared, spawning = SharedMemory(create=True, size=16), multiprocessing.get_context("spawn")
     semaphore = spawning.Semaphore(1)
-    supervisor._remove_shared_memory(since)
-    assert before.exists() and Path("/dev/shm", shared.name).exists() and not left_behind.exists()
-    process = spawning.Process(target=acquire, args=(semaphore,))
-    process.start()
-    process.join()
+    with supervisor.lock(folder):
+        assert_nothing_left(folder, mark)
+    assert before.exists() and Path("/dev/shm", shared.name).exists()
+    opening = spawning.Process(target=acquire, args=(semaphore,))
+    opening.start()
+    opening.join()
     before.unlink(), shared.close(), shared.unlink()
-    assert process.exitcode == 0
+    assert opening.exitcode == 0

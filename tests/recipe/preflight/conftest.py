@@ -1,6 +1,6 @@
 import pytest
 
-from tests.recipe.preflight.preflight_node import good_node, write_model, write_rows
+from tests.recipe.preflight.preflight_node import Node, write_model, write_rows
 
 
 @pytest.fixture
@@ -14,4 +14,4 @@ def assets(tmp_path):
 
 @pytest.fixture
 def node(assets, monkeypatch):
-    return good_node(assets, monkeypatch)
+    return Node(assets, monkeypatch)

@@ -3,7 +3,6 @@
 import copy
 import functools
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy
@@ -24,7 +23,6 @@ SIZES = {
     "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "intermediate_size": 25600,
     "tie_word_embeddings": False,
 }  # fmt: skip
-ASCEND_PACKAGES = {name: taken for devices, name, taken, _ in compatibility.MACHINE if devices == "npu"}
 MESSAGES = [{"role": "user", "content": "1 + 1"}]
 CHOICES = ("device=", "routing=", "scale=", "speculation=", "training=")
 
@@ -40,55 +38,39 @@ def config_of(name: str, *overrides: str) -> DictConfig:
     return config
 
 
+def with_files(name: str, folder: Path, *overrides: str) -> DictConfig:
+    """A config with the files of a folder."""
+    own = [f"actor_rollout_ref.model.path={folder}/model"]
+    own += [f"data.{split}_files={folder}/{split}.parquet" for split in ("train", "val")]
+    return config_of(name, *own, *overrides)
+
+
 def tiny(folder: Path, *overrides: str) -> DictConfig:
-    """dapo_tiny_cpu with the files of a folder."""
-    own = [f"assets={folder}", f"actor_rollout_ref.model.path={folder}/model"]
-    own += [f"data.{name}_files={folder}/{name}.parquet" for name in ("train", "val")]
-    return config_of("dapo_tiny_cpu", *own, *overrides)
+    return with_files("dapo_tiny_cpu", folder, f"assets={folder}", *overrides)
 
 
-@dataclass
 class Node:
-    folder: Path
-    monkeypatch: pytest.MonkeyPatch
+    """Its files lie in `folder`; `versions` are those of packages, `free` are GiB."""
 
-    def set(self, target, name: str, value) -> None:
-        self.monkeypatch.setattr(target, name, value)
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
+        self.folder, self.set, self.env = folder, monkeypatch.setattr, monkeypatch.setenv
+        self.versions = {name: taken for devices, name, taken, _ in compatibility.MACHINE if devices == "npu"}
+        self.free = {"disk": 4000.0, "shared": 4000.0, "memory": 1500.0}
+        for row in compatibility.MACHINE:
+            monkeypatch.delenv(row[1], raising=False)
+        monkeypatch.delenv("RAY_ADDRESS", raising=False)
+        (folder / "cann" / "aarch64-linux").mkdir(parents=True)
+        (folder / "cann" / "aarch64-linux" / "ascend_toolkit_install.info").write_text("version=9.0.0\n")
+        self.env("ASCEND_HOME_PATH", str(folder / "cann"))
+        original = versions.installed
+        self.set(versions, "installed", lambda name: self.versions.get(name) or original(name))
+        self.set(report, "has_device", lambda device: True)
+        places = {machine.SHARED_MEMORY: "shared"}
+        self.set(machine, "free_gib", lambda place: self.free[places.get(place, "disk")])
+        self.set(machine, "free_memory_gib", lambda: self.free["memory"])
 
-    def env(self, name: str, value: str | None) -> None:
-        self.monkeypatch.delenv(name, raising=False)
-        if value is not None:
-            self.monkeypatch.setenv(name, value)
-
-    def installed(self, package: str, version: str | None) -> None:
-        known = versions.installed
-        self.set(versions, "installed", lambda name: version if name == package else known(name))
-
-    def free(self, disk: float = 4000.0, shared: float = 4000.0) -> None:
-        """GiB of the disks, and of shared memory."""
-        self.set(machine, "free_gib", lambda place: shared if place == machine.SHARED_MEMORY else disk)
-
-    def config(self, *overrides: str, name: str = "dapo_qwen3_32b") -> DictConfig:
-        """With this node's files."""
-        own = [f"actor_rollout_ref.model.path={self.folder}/model"]
-        own += [f"data.{name}_files={self.folder}/{name}.parquet" for name in ("train", "val")]
-        return config_of(name, *own, *overrides)
-
-
-def good_node(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
-    """A node whose files lie in `folder`."""
-    node = Node(folder, monkeypatch)
-    for name in ("VLLM_PLUGINS", "VLLM_PORT", "VLLM_USE_V2_MODEL_RUNNER", "HCCL_HOST_SOCKET_PORT_RANGE", "RAY_ADDRESS"):
-        node.env(name, None)
-    (folder / "cann" / "aarch64-linux").mkdir(parents=True)
-    (folder / "cann" / "aarch64-linux" / "ascend_toolkit_install.info").write_text("version=9.0.0\n")
-    node.env("ASCEND_HOME_PATH", str(folder / "cann"))
-    original = versions.installed
-    node.set(versions, "installed", lambda name: ASCEND_PACKAGES.get(name) or original(name))
-    node.set(report, "has_device", lambda device: True)
-    node.free()
-    node.set(machine, "free_memory_gib", lambda: 1500.0)
-    return node
+    def config(self, *overrides: str) -> DictConfig:
+        return with_files("dapo_qwen3_32b", self.folder, *overrides)
 
 
 def write_rows(path: Path, **columns) -> None:

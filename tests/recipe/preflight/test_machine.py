@@ -1,4 +1,4 @@
-"""What machines must have, and the nodes of a cluster: the numbers behind the lines."""
+"""What machines must have: the numbers behind the lines. tests/recipe/test_ray.py asks a node itself."""
 
 import json
 
@@ -7,7 +7,6 @@ import ray
 from omegaconf import OmegaConf
 
 from sam_recipe import preflight
-from sam_recipe.launch import versions
 from sam_recipe.preflight import machine
 from tests.recipe.preflight.preflight_node import SIZES as QWEN3_32B
 from tests.recipe.preflight.preflight_node import composed, config_of
@@ -16,62 +15,31 @@ from tests.recipe.preflight.preflight_node import composed, config_of
 QWEN3_8B = QWEN3_32B | {
     "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "intermediate_size": 12288,
 }  # fmt: skip
-QWEN3_235B = {
-    "hidden_size": 4096, "num_hidden_layers": 94, "num_attention_heads": 64, "num_key_value_heads": 4, "head_dim": 128,
-    "vocab_size": 151936, "intermediate_size": 12288, "moe_intermediate_size": 1536, "num_experts": 128,
-    "tie_word_embeddings": False,
+QWEN3_235B = QWEN3_32B | {
+    "hidden_size": 4096, "num_hidden_layers": 94, "num_key_value_heads": 4, "intermediate_size": 12288,
+    "moe_intermediate_size": 1536, "num_experts": 128,
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("name", "model", "billions", "overrides", "checkpoint", "offloaded"),
+    ("name", "model"),
     [
-        # bf16 weights, float32 master weights and moments; half of the optimizer and 16 dies' sixteenths of the weights
-        ("dapo_qwen3_32b", QWEN3_32B, 32.8, [], 14, 12 / 2 + 2),
-        ("dapo_qwen3_32b", QWEN3_32B, 32.8, ["training=fsdp2"], 12, (8 + 4) / 2),  # float32 weights and moments
-        ("dapo_qwen3_32b_128die", QWEN3_32B, 32.8, [], 14, None),
-        ("dapo_qwen3_235b", QWEN3_235B, 235.1, [], 14, None),
-        ("dapo_qwen3_8b_cuda", QWEN3_8B, 8.2, [], 12, None),
+        ("dapo_qwen3_32b", QWEN3_32B),
+        ("dapo_qwen3_32b training=fsdp2", QWEN3_32B),
+        ("dapo_qwen3_32b_128die", QWEN3_32B),
+        ("dapo_qwen3_235b", QWEN3_235B),
+        ("dapo_qwen3_8b_cuda", QWEN3_8B),
     ],
 )
-def test_the_published_set_ups_fit(tmp_path, name, model, billions, overrides, checkpoint, offloaded):
+def test_the_published_set_ups_fit(tmp_path, name, model):
     (tmp_path / "config.json").write_text(json.dumps(model))
-    config = config_of(name, f"actor_rollout_ref.model.path={tmp_path}", *overrides)
+    config = config_of(*name.split(), f"actor_rollout_ref.model.path={tmp_path}")
     found = machine.device_memory(config)
-    assert sum(machine.parameters(model)) / 1e9 == pytest.approx(billions, abs=0.1)
     assert list(machine.memory_of_a_device(config)) == [] and found.longest_responses >= 1
     assert found.weights < 0.9 * found.device and sum(found.training.values()) < found.device
-    assert found.checkpoint * 2**30 == pytest.approx(checkpoint * billions * 1e9, rel=0.01)
-    assert offloaded is None or found.offloaded * 2**30 == pytest.approx(offloaded * billions * 1e9, rel=0.01)
-    for none in ("dapo_qwen3_32b", "dapo_tiny_cpu"):
-        assert machine.device_memory(config_of(none, "actor_rollout_ref.model.path=/none")) is None
-
-
-def test_how_many_checkpoints_there_are_at_once(tmp_path, monkeypatch):
-    (tmp_path / "config.json").write_text(json.dumps(QWEN3_32B))
-    monkeypatch.setattr(machine, "free_gib", lambda place: 9.0)
-    for override, count in {
-        "trainer.max_actor_ckpt_to_keep=1": 2,  # the old one goes after the new one is written
-        "trainer.max_actor_ckpt_to_keep=5": 5,
-        "trainer.max_actor_ckpt_to_keep=null": 10,
-        "trainer.save_freq=-1": 0,
-        "trainer.total_training_steps=5": 1,
-    }.items():
-        config = config_of("dapo_qwen3_32b", f"actor_rollout_ref.model.path={tmp_path}", override)
-        found = "\n".join(machine.memory_and_disk(config))
-        assert (f" {count} checkpoints of 427 GiB" in found) == bool(count) and " 0 checkpoints" not in found, override
-
-
-@pytest.mark.e2e
-def test_a_node_says_what_it_lacks_and_which_nodes_say_the_same(cluster, monkeypatch):
-    config = composed("dapo_qwen3_32b")
-    head = {"versions": versions.known() | {"vllm": "0.22.1"}, "file": "/proc/none"}
-    ((address, problems),) = machine.ask_nodes(config, ray.nodes(), preflight.of_this_node, head).items()
-    assert address == ray.util.get_node_ip_address()
-    said = "\n".join(problems)
-    vllm = versions.installed("vllm")
-    assert f"vllm {vllm}, the head has 0.22.1: install the same on every node [node.differs]" in said
-    assert "[run_dir.not_shared]" in said and "[data.missing]" in said
+    # Of bf16 weights (Megatron), float32 master weights and two moments.
+    bytes_each = (14 if "megatron" in config.actor_rollout_ref.actor else 12) * sum(machine.parameters(model))
+    assert found.checkpoint * 2**30 == pytest.approx(bytes_each)
 
 
 def test_a_line_has_the_nodes_that_it_is_about(monkeypatch, tmp_path):
@@ -85,5 +53,3 @@ def test_a_line_has_the_nodes_that_it_is_about(monkeypatch, tmp_path):
     missing, *found = machine.ray_cluster(config, preflight.of_this_node)
     assert missing.startswith("1 of 2 nodes are there: bash scripts/start_ray_cluster.sh head here")
     assert found == ["on every node: a", "on 10.0.0.1: b"] and not list(tmp_path.iterdir())
-    monkeypatch.delenv("RAY_ADDRESS")
-    assert list(machine.ray_cluster(config, preflight.of_this_node)) == []

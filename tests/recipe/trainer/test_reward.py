@@ -7,29 +7,25 @@ from sam_recipe.tiny.task import DATA_SOURCE, Problem
 from sam_recipe.trainer.reward import compute_score
 
 PROBLEM = Problem(5, 4, 7, 3)
-TINY = (DATA_SOURCE, PROBLEM.answer)
-WRONG = {PROBLEM.solution(slip=0): "9", "": "", "answer: 6\nand more": "", "answer: 06": "", "answer: 6 answer: 7": "7"}
+CHAIN = f"{SOURCE_PREFIX}chain_sum"
 
 
 @pytest.mark.parametrize(
     ("source", "truth", "solution", "is_right", "found"),
     [
-        (*TINY, PROBLEM.solution(), True, "6"),
-        (*TINY, PROBLEM.solution(check=True), True, "6"),
-        *((*TINY, solution, False, found) for solution, found in WRONG.items()),
-        *(
-            (source, "34", solution, is_right, found)
-            for source in ("math_dapo", "aime2024")
-            for solution, is_right, found in (
-                ("So it is 17.\nAnswer: $34$", True, "34"),
-                ("So it is 17.\nAnswer: 35", False, "35"),
-                ("I do not know", False, ""),
-            )
-        ),
-        (f"{SOURCE_PREFIX}chain_sum", "14", "5 + 9 = 14\n#### 14 \n", True, "14"),
-        (f"{SOURCE_PREFIX}chain_sum", "14", "#### 14\n#### 15", False, "15"),
-        *((f"{SOURCE_PREFIX}chain_sum", "14", said, False, "") for said in ("#### 14\nor not", "5 + 9 #### 14")),
-        (f"{SOURCE_PREFIX}needle_haystack", "Jo", "#### Jo", True, "Jo"),
+        (DATA_SOURCE, PROBLEM.answer, PROBLEM.solution(check=True), True, "6"),
+        (DATA_SOURCE, PROBLEM.answer, PROBLEM.solution(slip=0), False, "9"),
+        (DATA_SOURCE, PROBLEM.answer, "answer: 6\nand more", False, ""),
+        (DATA_SOURCE, PROBLEM.answer, "answer: 06", False, ""),
+        (DATA_SOURCE, PROBLEM.answer, "answer: 6 answer: 7", False, "7"),
+        ("math_dapo", "34", "So it is 17.\nAnswer: $34$", True, "34"),
+        ("math_dapo", "34", "So it is 17.\nAnswer: 35", False, "35"),
+        ("aime2024", "34", "So it is 17.\nAnswer: $34$", True, "34"),
+        ("aime2024", "34", "I do not know", False, ""),
+        (CHAIN, "14", "5 + 9 = 14\n#### 14 \n", True, "14"),
+        (CHAIN, "14", "#### 14\n#### 15", False, "15"),
+        (CHAIN, "14", "#### 14\nor not", False, ""),
+        (CHAIN, "14", "5 + 9 #### 14", False, ""),
         ("openai/gsm8k", "1200", "6 * 200\n#### 1,200", True, "1200"),
         ("openai/gsm8k", "1200", "I do not know", False, ""),
     ],

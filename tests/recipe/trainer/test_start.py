@@ -6,15 +6,14 @@ import ray
 from sam_recipe import trainer
 
 
-@pytest.mark.parametrize(("said", "starts"), [("The node timed out during startup", trainer.STARTS), ("no", 1)])
-def test_ray_is_started_again_where_its_own_processes_were_slow(monkeypatch, said, starts):
-    asked = []
+def test_ray_is_started_again_where_its_own_processes_were_slow(monkeypatch):
+    asked, said = [], ["The node timed out during startup", "no"]
 
     def init(**arguments):
         asked.append(arguments)
-        raise Exception(said)
+        raise Exception(said[len(asked) - 1])
 
     monkeypatch.setattr(ray, "init", init)
-    with pytest.raises(Exception, match=said):
+    with pytest.raises(Exception, match="no"):
         trainer.start_ray(num_cpus=2)
-    assert asked == [{"num_cpus": 2}] * starts
+    assert asked == [{"num_cpus": 2}] * 2
