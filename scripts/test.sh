@@ -52,10 +52,13 @@ case "${1:-}" in
 fast)
     shift
     set_up_environment cpu smollm2 dev
-    quick=(-m "not (engine or e2e or network or statistical or long)" --ignore tests/test_docs.py)
+    quick=(-m "not (engine or e2e or network or statistical or long)")
     # What composes dozens of configs or starts dozens of programs takes minutes.
     for slow in preflight tiny test_qwen3_configs.py test_scripts.py; do quick+=(--ignore "tests/recipe/$slow"); done
-    side_by_side "${quick[@]}" --ignore tests/recipe tests "$@" -- "${quick[@]}" tests/recipe "$@"
+    # Importing vLLM takes ten seconds: the second one's tests alone do.
+    first=(--ignore tests/sam/engine --ignore tests/sam/vllm tests/sam tests/test_wheel.py)
+    second=(tests/recipe tests/sam/vllm tests/test_doctests.py tests/test_layers.py)
+    side_by_side "${quick[@]}" "${first[@]}" "$@" -- "${quick[@]}" "${second[@]}" "$@"
     exit
     ;;
 esac
