@@ -52,12 +52,14 @@ case "${1:-}" in
 fast)
     shift
     set_up_environment cpu smollm2 dev
-    quick=(-m "not (engine or e2e or network or statistical or long)" --ignore tests/test_docs.py)
+    quick=(-m "not (engine or e2e or network or statistical or long)")
     # What composes dozens of configs or starts dozens of programs takes minutes.
     for slow in preflight tiny test_qwen3_configs.py test_scripts.py; do quick+=(--ignore "tests/recipe/$slow"); done
-    # What imports vLLM is in the second one.
-    vllm=(tests/recipe tests/sam/vllm tests/sam/test_config.py)
-    side_by_side "${quick[@]}" "${vllm[@]/#/--ignore=}" tests "$@" -- "${quick[@]}" "${vllm[@]}" "$@"
+    # What imports vLLM, which takes ten seconds, is in the second one.
+    vllm=(tests/sam/vllm tests/sam/test_config.py)
+    first=(tests/sam tests/test_wheel.py --ignore tests/sam/engine "${vllm[@]/#/--ignore=}")
+    second=(tests/recipe "${vllm[@]}" tests/test_doctests.py tests/test_layers.py)
+    side_by_side "${quick[@]}" "${first[@]}" "$@" -- "${quick[@]}" "${second[@]}" "$@"
     exit
     ;;
 esac

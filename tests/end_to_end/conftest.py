@@ -14,9 +14,10 @@ from sam_recipe.tiny.warm_start import WarmStartSettings
 from tests.end_to_end.runs import own_run
 
 # "two_drafts" asks through the user's agent loop; "tool_agent", verl's, talks with the user's tool.
-AGENTS = ("tool_agent", "single_turn_agent", "tool_agent", "single_turn_agent", "two_drafts", "tool_agent") + (
-    "single_turn_agent",
-) * 2
+AGENTS = (
+    "tool_agent", "single_turn_agent", "tool_agent", "single_turn_agent", "two_drafts", "tool_agent",
+    "single_turn_agent", "single_turn_agent",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -39,7 +40,7 @@ def own(assets, tmp_path_factory):
     single = train.assign(agent_name="single_turn_agent")
     pandas.concat([single[1:3]] * 4).to_parquet(folder / "repeated.parquet")
     verls = train.assign(agent_name=train.agent_name.replace("two_drafts", "single_turn_agent"))
-    verls.to_parquet(folder / "verls.parquet")  # for scripts of verl's, whose workers do not know the user's modules
+    verls.to_parquet(folder / "verls.parquet")  # for scripts of verl's, which are not told of the user's agent loop
     return folder
 
 

@@ -12,7 +12,6 @@ from sam.replay import main as replay
 from sam_recipe.report.page import main as report
 from sam_recipe.tiny.tokenizer import build_tokenizer
 from tests.end_to_end.runs import PROMPTS, SAMPLES, SLOTS, STEPS, TURNS, log_of, own_run, rows
-from tests.sam.history.kept import kept
 
 pytestmark = pytest.mark.e2e
 
@@ -36,10 +35,11 @@ def test_chunks_that_wait_are_the_responses_that_verl_sends_out_whole(sam, off):
         assert mine["actor/grad_norm"] == theirs["actor/grad_norm"] > 0
         for key in ("rounds", "dropped_groups", "surplus_groups", "reward_all/mean", "failed_responses"):
             assert mine[f"rollout/{key}"] == theirs[f"rollout/{key}"], "the rounds of dynamic sampling"
-        assert mine["rollout/routing/waiting_max"] >= SLOTS
+        assert mine["rollout/routing/waiting_max"] >= SLOTS and mine["rollout/preemptions"] == 0
         assert mine["rollout/routing/admissions"] > responses, "chunks"
-        assert mine["rollout/preemptions"] == 0
         assert mine["rollout/spec_accepted_tokens"] > 0 == theirs["rollout/spec_drafted_tokens"]
+        # The engine steps on disk are the first replica's, the metrics are of both.
+        assert 0 < float(run.recorded[step].emitted.sum()) < mine["rollout/tokens"]
     for step in (0, STEPS):
         validated = {key: value for key, value in run.metrics[step].items() if key.startswith("val-")}
         assert validated and validated.items() <= verl.metrics[step].items()
@@ -72,7 +72,6 @@ def test_turns_and_tools_are_one_text_of_the_prompts_group(sam, off, capsys):
             generated += len(tokens) - part
         assert any(row["given_spans"] for row in recorded(run, step))
         assert run.metrics[step]["rollout/spec_accept_length/turn_2"] > 1
-        assert run.metrics[step]["rollout/drafter/draft_errors"] == 0
     assert replay(["--traces", str(run.directory)]) == 0
     tokens, others, length = capsys.readouterr().out.splitlines()[1].split()[2:5]
     assert (int(tokens), int(others)) == (generated, given) and float(length) > 1
@@ -81,23 +80,10 @@ def test_turns_and_tools_are_one_text_of_the_prompts_group(sam, off, capsys):
 
 
 def test_two_replicas_draft_from_what_both_write(sam):
-    run, _ = sam
-    for step in range(1, STEPS + 1):
-        # The engine steps on disk are the first replica's, the metrics are of both.
-        assert 0 < float(run.recorded[step].emitted.sum()) < run.metrics[step]["rollout/tokens"]
-    # Each has found what the other wrote in the epoch before, in the file that both write to.
-    assert run.metrics[STEPS]["rollout/drafter/history_found_prompts"] > 0
-    assert run.metrics[STEPS]["rollout/drafter/history_errors"] == 0
-    validated = {int(row["gts"]) for row in rows(run.directory / "validation" / f"{STEPS}.jsonl")}
-    trained = [row for row in recorded(run, 1) if row["prompt"] not in validated]
-    assert len(trained) > SAMPLES, "of which a later epoch has not taken the place"
-    for row in trained:  # what tools said among it
-        texts, own = kept(run.directory / "history", row["prompt_tokens"]), row["response_tokens"]
-        # Drafts behind the end were verified too, and stay in the engine's text.
-        assert len(own) < 2 or any(text[: len(own)] == own for text in texts)
-    # And what the other wrote at the same time, which `auto` stands for with two replicas.
-    log = log_of(run.directory)
-    assert "speculation.sharing: 2 replicas see" in log
+    run, log = sam[0], log_of(sam[0].directory)
+    assert "speculation.sharing: 2 replicas see" in log, "auto stands for that with two"
     assert "sharing between replicas" not in log, "nothing fails, and the log's end with the run's is no failure"
-    assert run.metrics[STEPS]["rollout/drafter/sharing_received_tokens"] > 0
-    assert run.metrics[STEPS]["rollout/drafter/sharing_errors"] == 0
+    found = {name.rpartition("/")[2]: value for name, value in run.metrics[STEPS].items() if "/drafter/" in name}
+    # What the other wrote in the epoch before, in the file that both write to; and at the same time.
+    assert found["history_found_prompts"] > 0 and found["sharing_received_tokens"] > 0
+    assert found["history_errors"] == found["sharing_errors"] == found["draft_errors"] == 0

@@ -52,12 +52,6 @@ time_t time(time_t *kept) {
     return kept ? *kept = exact.tv_sec : exact.tv_sec;
 }
 """
-# Another one's version.
-PYTHON = """
-import collections, sys
-fields = "major minor micro releaselevel serial"
-sys.version_info = collections.namedtuple("version_info", fields)(*sys.version_info)._replace(micro=99)
-"""
 
 
 class Cluster:
@@ -162,19 +156,6 @@ def test_a_node_that_is_not_as_the_head_is_named(cluster):
     ):
         assert f"on {cluster.worker.address}: {line}" in said
     assert f"on {cluster.worker.address}: commit " in said
-
-
-def test_another_python_joins_no_ray(cluster):
-    """Ray itself refuses it, before anything of a run."""
-    other = cluster.shared / "python"
-    other.mkdir()
-    (other / "sitecustomize.py").write_text(PYTHON)
-    cluster.worker.ray("stop")
-    words = ("bash", "scripts/start_ray_cluster.sh", "worker", cluster.head.address)
-    joining = cluster.worker.command(*words, **ENVIRONMENT | {"PYTHONPATH": f"{other}:{machines.REPOSITORY}"})
-    ended = subprocess.run(joining, capture_output=True, text=True, timeout=MINUTES)
-    assert ended.returncode == 1 and "Version mismatch" in ended.stderr, (ended.stdout, ended.stderr)
-    cluster.worker.ray("worker", cluster.head.address, **ENVIRONMENT)
 
 
 @pytest.fixture(scope="module")
