@@ -4,6 +4,7 @@ import contextlib
 from types import SimpleNamespace
 
 import pytest
+import torch
 from transformers import AutoConfig
 from vllm.config import ModelConfig
 
@@ -13,37 +14,13 @@ from sam.vllm.paths import rows
 from sam.vllm.trained.proposer import WithModel
 
 
-def test_exact_verification_refuses_positions_that_are_on_the_device():
-    def check(on_the_device, drafter=None, **settings):
-        speculative = SimpleNamespace(method="mtp")
-        runner = SimpleNamespace(drafter=drafter, speculative_config=speculative, use_async_spec_decode=on_the_device)
-        plugin.check_scheduling(runner, SpeculationConfig(**settings))
-
-    with pytest.raises(ValueError, match="verification=exact.*'mtp'.*async_scheduling=False"):
-        check(True)
-    check(True, verification="rejection")
-    check(False)
-    check(True, SimpleNamespace(bind=None))  # sam's, which counts on the host
-
-
-@pytest.mark.parametrize(
-    ("method", "has", "is_right"),
-    [
-        ("sam", "AscendAsyncSamProposer", True),
-        ("sam", "SamSpeculator", True),
-        ("sam", "NgramProposerGPU", False),
-        ("off", None, True),
-        ("off", "SamProposer", False),
-        ("draft_model", "AsyncTrainedProposer", True),
-        ("eagle3", "EagleProposer", False),
-    ],
-)
-def test_the_drafter_is_the_one_that_is_asked_for(method, has, is_right):
-    wanted, refused = SpeculationConfig(method, "folder"), pytest.raises(RuntimeError, match=f"has drafter {has} and")
-    with contextlib.nullcontext() if is_right else refused:
-        plugin.check_installed(wanted, {"drafter": has, "verification": "exact"})
-    with pytest.raises(RuntimeError, match=f"verification rejection, .* speculation={method}, verification=exact"):
-        plugin.check_installed(wanted, {"drafter": has, "verification": "rejection"})
+def test_another_drafter_or_verification_than_was_asked_for_is_refused():
+    """That what was asked for is not, engines show."""
+    for method, has in (("sam", "NgramProposerGPU"), ("off", "SamProposer"), ("eagle3", "EagleProposer")):
+        with pytest.raises(RuntimeError, match=f"has drafter {has} and .* speculation={method}, "):
+            plugin.check_installed(SpeculationConfig(method, "folder"), {"drafter": has, "verification": "exact"})
+    with pytest.raises(RuntimeError, match="verification rejection, .* speculation=sam, verification=exact"):
+        plugin.check_installed(SpeculationConfig(), {"drafter": "SamProposer", "verification": "rejection"})
 
 
 def test_a_vllm_that_is_not_known_is_left_alone_and_named_once(monkeypatch, caplog):
@@ -54,55 +31,58 @@ def test_a_vllm_that_is_not_known_is_left_alone_and_named_once(monkeypatch, capl
     assert caplog.text.count("vLLM 0.27.1: the plugin sam knows 0.23, 0.32, 0.33, and does nothing here") == 1
 
 
-@pytest.mark.parametrize(
-    ("additional", "method", "message"),
-    [
-        ({}, "synthetic", "rejection_sample_method=synthetic"),
-        ({"rejection_sampler_config": {"enable_block_verify": True}}, "standard", "enable_block_verify=True"),
-        ({"enable_reduce_sample": 1}, "standard", "enable_reduce_sample=1"),
-        ({"rejection_sampler_config": {"enable_block_verify": False}}, "standard", None),
-    ],
-)
-def test_lossy_settings_are_refused(additional, method, message):
-    speculative = SimpleNamespace(rejection_sample_method=method)
-    config = SimpleNamespace(additional_config=additional, speculative_config=speculative)
-    with pytest.raises(ValueError, match=message) if message else contextlib.nullcontext():
-        plugin.check_lossless(config)
+def has_cache_of_two_groups(_) -> None:
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+
+    spec = FullAttentionSpec(block_size=4, num_kv_heads=1, head_size=8, dtype=torch.float32)
+    rows.check_cache(KVCacheConfig(20, [], [KVCacheGroupSpec(["layer"], spec)] * 2))
 
 
-def test_a_model_runner_that_samples_elsewhere_is_refused():
-    with pytest.raises(ValueError, match="VLLM_USE_V2_MODEL_RUNNER=0"):
-        plugin.check_runner(SimpleNamespace())
+def runs_asynchronously(engine) -> None:
+    ranks.check_async(engine.parallel_config)
+
+
+def has_a_model(engine) -> None:
+    WithModel.__init__(None, engine, None)
+
+
+def verifies_exactly(engine) -> None:
+    plugin.check_scheduling(engine, SpeculationConfig())
 
 
 ONE = {f"{kind}_parallel_size": 1 for kind in ("tensor", "pipeline", "data", "prefill_context", "decode_context")}
-ONE |= {"distributed_executor_backend": "mp"}
 PIPELINE = {"pipeline_parallel_size": 2}
 LAUNCHED = {"tensor_parallel_size": 2, "distributed_executor_backend": "external_launcher"}
-CHECKS = {
-    "speculation.async_scheduling=off": lambda config: ranks.check_async(config.parallel_config),
-    "speculation.paths=1": rows.check_engine,
-    "speculation=sam": lambda config: WithModel.__init__(None, config, None),
-}
+BLOCKS = {"rejection_sampler_config": {"enable_block_verify": True}}
 
 
 @pytest.mark.parametrize(
-    ("remedy", "settings"),
+    ("check", "settings", "said"),
     [
-        ("speculation.async_scheduling=off", PIPELINE),
-        ("speculation.async_scheduling=off", LAUNCHED),
-        ("speculation.paths=1", PIPELINE),
-        ("speculation.paths=1", LAUNCHED),
-        ("speculation.paths=1", {"kv_transfer_config": object()}),
-        ("speculation.paths=1", {"enable_return_routed_experts": True}),
-        ("speculation=sam", {"data_parallel_size": 2}),
+        (runs_asynchronously, PIPELINE, "pipeline_parallel_size=2: .*set speculation.async_scheduling=off"),
+        (runs_asynchronously, LAUNCHED, "external_launcher: .*set speculation.async_scheduling=off"),
+        (rows.check_engine, PIPELINE, "pipeline_parallel_size=2: .*set speculation.paths=1"),
+        (rows.check_engine, {"kv_transfer_config": object()}, "kv_transfer_config.*set speculation.paths=1"),
+        (rows.check_engine, {"enable_return_routed_experts": True}, "routed_experts=True: .*set speculation.paths=1"),
+        (has_cache_of_two_groups, {}, "full attention only: set speculation.paths=1"),
+        (has_a_model, {"data_parallel_size": 2}, "data_parallel_size=2: .*speculation=sam"),
+        (verifies_exactly, {"use_async_spec_decode": True}, "verification=exact.*'mtp'.*async_scheduling=False"),
+        (plugin.check_lossless, {"rejection_sample_method": "synthetic"}, "rejection_sample_method=synthetic"),
+        (plugin.check_lossless, BLOCKS, "enable_block_verify=True"),
+        (plugin.check_lossless, {"enable_reduce_sample": 1}, "enable_reduce_sample=1"),
+        (plugin.check_runner, {}, "VLLM_USE_V2_MODEL_RUNNER=0"),
     ],
 )
-def test_engines_that_cannot_are_refused_in_a_line_that_names_the_setting_and_the_remedy(remedy, settings):
-    parallel = SimpleNamespace(**ONE | {name: value for name, value in settings.items() if name in ONE})
-    config = SimpleNamespace(parallel_config=parallel, model_config=SimpleNamespace(**settings), **settings)
-    with pytest.raises(ValueError, match=f"{list(settings)[-1]}.*set .*{remedy}") as error:
-        CHECKS[remedy](config)
+def test_what_cannot_be_is_refused_in_a_line_that_names_the_setting_and_the_remedy(check, settings, said):
+    engine = SimpleNamespace(
+        parallel_config=SimpleNamespace(**ONE | {"distributed_executor_backend": "mp"} | settings),
+        model_config=SimpleNamespace(**settings),
+        speculative_config=SimpleNamespace(**{"method": "mtp", "rejection_sample_method": "standard"} | settings),
+        additional_config=settings,
+        **{"drafter": None} | settings,
+    )
+    with pytest.raises(ValueError, match=said) as error:
+        check(engine)
     assert "\n" not in str(error.value)
 
 
