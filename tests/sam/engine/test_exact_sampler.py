@@ -3,12 +3,17 @@
 import numpy as np
 import pytest
 
-from tests.sam.engine.tiny_engine import VOCABULARY, Engine, assert_same
+from tests.sam.engine.tiny_engine import VOCABULARY, Engine, assert_same, save_model
 
 pytestmark = pytest.mark.engine
 
 REQUESTS = 48
 LENGTH, LEAST = 60, 12
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("model"))
 
 
 def mixed(row: int) -> dict:
@@ -48,9 +53,8 @@ def test_the_same_with_every_constraint_whatever_the_log_probabilities_are_of(mo
     with Engine(model, logprobs_mode=mode) as engine:
         off = [ask(engine, sampling) for sampling in (mixed, named)]
         if mode == "processed_logprobs":  # min-p, which vLLM allows without drafts only
-            assert (
-                smallest_ratio(ask(engine, lambda _: {"min_p": 0.4})) >= 0.4 > smallest_ratio(ask(engine, lambda _: {}))
-            )
+            plain, constrained = (smallest_ratio(ask(engine, lambda _, p=p: {"min_p": p})) for p in (0.0, 0.4))
+            assert constrained >= 0.4 > plain
     with Engine(model, "ngram", 16, logprobs_mode=mode) as engine:
         for sampling, without in zip((mixed, named), off, strict=True):
             on = ask(engine, sampling)
