@@ -20,7 +20,7 @@ from tests.sam.history.kept import kept
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("asynchronous")]
 
 DRAFT_LENGTH, SOME = 3, 6
-TURN = 10  # steps after which drafting is turned on or off
+TURN = 5  # steps after which drafting is turned on or off
 ENGINES = {"synchronous": (False, "SamProposer"), "asynchronous": (True, "AsyncSamProposer")}
 
 
@@ -92,7 +92,6 @@ def test_turning_costs_no_step_and_scheduled_asynchronously_one(engine, off, use
     on = engine.generate()
     assert_same(on, off)
     drafts = "".join("d" if drafted else " " for drafted in recorder.take().drafted).split()
-    print("DRAFTS", drafts)
     assert {len(some) for some in drafts[:2]} == {TURN - bool(engine.runner.use_async_scheduling)}
     assert on.counters["draft_errors"] == 0
 

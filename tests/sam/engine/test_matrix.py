@@ -102,7 +102,7 @@ def test_two_ranks(model, off_with_two_ranks, is_asynchronous, paths):
         engine.llm.collective_rpc("prepare")
         matrix.assert_same(matrix.run(engine), off_with_two_ranks)
         assert engine.count()["accepted"] > 100
-        (first, *_), (second, *_) = engine.llm.collective_rpc("take")
+        (first, _), (second, _) = engine.llm.collective_rpc("take")
     assert first["tracked_requests"] > 100 and second["tracked_requests"] == 0
     assert not any(value for one in (first, second) for name, value in one.items() if name.endswith("_errors"))
     assert paths == 1 or (first["path_rows"] > 300 and first["path_wins"] > 5)
@@ -118,8 +118,8 @@ def test_two_ranks_scheduled_asynchronously(model, off_with_two_ranks):
             engine.llm.collective_rpc("draft", args=(when, slow_rank))
             matrix.assert_same(matrix.run(engine, rows), off_with_two_ranks, rows)
             assert engine.count()["accepted"] > len(rows) // 2 or when in ("never", "broken")
-            (first, steps, drafter), (second, other_steps, _) = engine.llm.collective_rpc("take")
-            assert drafter == "AsyncSamProposer" and first["tracked_requests"] > 100
+            (first, steps), (second, other_steps) = engine.llm.collective_rpc("take")
+            assert first["tracked_requests"] > 100
             assert second["tracked_requests"] == second["draft_errors"] == 0
             assert (first["draft_errors"] > 50) == (when == "broken")
             for one in (steps, other_steps):

@@ -86,12 +86,11 @@ def test_what_cannot_be_is_refused_in_a_line_that_names_the_setting_and_the_reme
     assert "\n" not in str(error.value)
 
 
-# Architecture by transformers' name of it: vLLM's class, further fields of its config, and whether it is recurrent.
+# By transformers' name of an architecture vLLM's class, and whether it is recurrent.
 MODELS = {
-    "qwen3_next": ("Qwen3NextForCausalLM", {}, True),
-    "mamba2": ("Mamba2ForCausalLM", {}, True),
-    "lfm2": ("Lfm2ForCausalLM", {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}, True),
-    "qwen3": ("Qwen3ForCausalLM", {}, False),
+    "qwen3_next": ("Qwen3NextForCausalLM", True),
+    "mamba2": ("Mamba2ForCausalLM", True),
+    "qwen3": ("Qwen3ForCausalLM", False),
 }
 
 
@@ -99,8 +98,8 @@ MODELS = {
 def test_drafters_that_may_pause_are_refused_for_models_with_recurrent_state(tmp_path, monkeypatch, name):
     # vLLM looks at a model's class in a process that imports vLLM once more.
     monkeypatch.setattr("vllm.model_executor.models.registry._run_in_subprocess", lambda function: function())
-    architecture, fields, is_recurrent = MODELS[name]
-    AutoConfig.for_model(name, architectures=[architecture], **fields).save_pretrained(tmp_path)
+    architecture, is_recurrent = MODELS[name]
+    AutoConfig.for_model(name, architectures=[architecture]).save_pretrained(tmp_path)
     model = ModelConfig(str(tmp_path), skip_tokenizer_init=True, dtype="bfloat16")
     refused = pytest.raises(ValueError, match=f"no drafts for {name}, .*set speculation=off")
     for method in plugin.MAY_PAUSE:
