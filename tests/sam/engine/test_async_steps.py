@@ -53,7 +53,6 @@ def steps_of(engine, steps):
 
 @pytest.fixture(scope="module")
 def counted_off(model, off):
-    """Without speculation."""
     with Engine(model, asynchronous=True) as engine:
         result, steps = steps_of(engine, [])
     assert_same(result, off)

@@ -38,15 +38,14 @@ def test_sam_and_a_draft_model_beside_it(bench, model):
     """The target drafts for itself, so that its drafts are accepted whatever it says."""
     chance = np.random.default_rng(0)
     prompts = [{"prompt_token_ids": chance.integers(0, VOCABULARY, 8).tolist()} for _ in range(9)]
-    load = ["--requests", "2", "8", "--samples", "4", "--max-tokens", "120", "--temperature", "0.3", "--ignore-eos"]
+    load = ["--requests", "8", "--samples", "4", "--max-tokens", "120", "--temperature", "0.3", "--ignore-eos"]
     variants = ["--variants", "off", "sam", "hybrid", "--draft-model", model.path, "--draft-tokens", "3"]
     rows = bench(prompts, "--prompts", model.path, *load, *variants)
-    for requests in (2, 8):
-        off, *drafting = (rows[variant, requests] for variant in ("off", "sam", "hybrid"))
-        assert off["drafted"] == 0 and off["steps"] == 120 * 8 // requests
-        assert all(row["identical"] == row["responses"] == 8 and row["draft_errors"] == 0 for row in drafting)
-    assert all(rows[variant, 8]["accepted"] > 0 for variant in ("sam", "hybrid"))
-    assert rows["sam", 8]["acceptance_length"] > 1 and rows["sam", 8]["steps"] < 120
+    off, *drafting = (rows[variant, 8] for variant in ("off", "sam", "hybrid"))
+    assert off["drafted"] == 0 and off["steps"] == 120 > drafting[0]["steps"]
+    for row in drafting:
+        assert row["identical"] == row["responses"] == 8 and row["draft_errors"] == 0 < row["accepted"]
+    assert drafting[0]["acceptance_length"] > 1
 
 
 def test_forced_text_on_a_config_alone(bench, model, tmp_path):

@@ -4,10 +4,8 @@ And the same requests with vLLM's ngram, with further paths as rows of the batch
 rejection sampling, and cut anywhere into requests of their own.
 """
 
-import numpy as np
 import pytest
 
-from sam.switch.policy import Plan
 from tests.sam.engine import matrix
 from tests.sam.engine.trained_models import save_draft_model, save_head
 
@@ -82,18 +80,8 @@ def test_one_rank(model, folders, stock, name):
         if name in ("async off", "sam", "async sam"):
             matrix.assert_same(matrix.run(engine, cuts := matrix.cuts(), cuts), stock, cuts, by=1e-4)
         if name == "async sam":
-            check_switching(engine, stock)
-
-
-def check_switching(engine, off) -> None:
-    """Drafts in some steps and not in others; and of requests that have ended or were aborted nothing is left."""
-    generator, proposer = np.random.default_rng(0), engine.runner.drafter
-    proposer.policy.plan = lambda state: Plan(budget=3 if generator.random() < 0.6 else 0)
-    engine.count()
-    matrix.assert_same(matrix.run(engine), off)
-    assert engine.count()["accepted"] > 20
-    matrix.run(engine, [0])  # requests that have ended are released by the next step
-    assert proposer.counters["draft_errors"] == 0 and len(proposer.tracked.states) <= 1
+            matrix.run(engine, [0])  # those that have ended or were aborted are released by the next step
+            assert len(engine.runner.drafter.tracked.states) <= 1
 
 
 @pytest.mark.parametrize(("is_asynchronous", "paths"), [(False, 1), (True, 3)], ids=["", "async paths"])
