@@ -35,16 +35,12 @@ class Event:
     def query(self) -> bool:
         return self.place <= Event.reached
 
-    def wait(self, *_stream) -> None:
-        """Nothing, as `wait_event`: the order of a CPU's operations is that of their calls."""
+    def wait(self, *_other) -> None:
+        """Nothing: the order of a CPU's operations is that of their calls."""
 
 
 class Stream(Event):
-    def wait_stream(self, other) -> None:
-        pass
-
-    def wait_event(self, event) -> None:
-        pass
+    wait_stream = wait_event = Event.wait
 
 
 def _without_pinning(make):
@@ -52,23 +48,16 @@ def _without_pinning(make):
 
 
 def install(monkeypatch) -> None:
-    """Four repairs; undone by `monkeypatch`.
+    """Two repairs; undone by `monkeypatch`.
 
     1. Root cause: CpuPlatform.check_and_update_config (vllm/platforms/cpu.py, "async scheduling is not required on
        CPU") turns it off whatever is asked. Here it stays as the engine was asked.
     2. Root cause: CPUModelRunner has streams and events only while it is built (_torch_cuda_wrapper), and torch cannot
        pin memory without a device. Symptom: AsyncGPUModelRunnerOutput fails at torch.cuda.current_stream.
-    3. Root cause: CPUModelRunner._copy_valid_sampled_token_count forgets what the GPU's stashes for the correction of
-       optimistic counts, valid_sampled_token_count_gpu. Symptom, silent: other tokens with vLLM's own ngram_gpu.
-    4. Root cause: the CPU's rejection kernels do not know USE_FP64_GUMBEL; sam.vllm.hooks.verify_by_rejection
-       mends that in every engine of the project.
     """
     import vllm.v1.worker.cpu.shm  # noqa: F401 - it replaces torch.Event when it is imported
     import vllm.v1.worker.cpu_model_runner as cpu
     from vllm.platforms.cpu import CpuPlatform
-    from vllm.v1.sample import rejection_sampler
-
-    from sam.vllm import hooks
 
     check = CpuPlatform.check_and_update_config.__func__
 
@@ -88,14 +77,3 @@ def install(monkeypatch) -> None:
     for name in ("zeros", "tensor", "empty"):
         monkeypatch.setattr(torch, name, _without_pinning(getattr(torch, name)))
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self, *_device: self)
-
-    copy = cpu.CPUModelRunner._copy_valid_sampled_token_count
-
-    def copy_and_stash(self, next_token_ids, counts):
-        copy(self, next_token_ids, counts)
-        if self.use_async_spec_decode:
-            self.valid_sampled_token_count_gpu = counts
-
-    monkeypatch.setattr(cpu.CPUModelRunner, "_copy_valid_sampled_token_count", copy_and_stash)
-
-    hooks.verify_by_rejection(rejection_sampler)

@@ -5,7 +5,6 @@ import pytest
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory):
-    """A model whose text repeats."""
     from tests.sam.engine import matrix
 
     return matrix.save(tmp_path_factory.mktemp("model"))

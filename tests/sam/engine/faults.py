@@ -1,36 +1,27 @@
-"""What can go wrong between an engine and its drafter: each function puts one fault into a proposer."""
+"""What can go wrong between an engine and its drafter: each of FAULTS puts one fault into a proposer."""
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
-
-def drafting_raises(proposer) -> None:
-    proposer.drafter.draft = None
+from sam.drafting.texts import Drafts
 
 
-def drafts_have_another_shape(proposer) -> None:
-    _change_drafts(proposer, lambda token_ids: np.stack([token_ids] * 2, axis=1))
-
-
-def drafts_are_no_tokens(proposer) -> None:
-    _change_drafts(proposer, lambda token_ids: -1 - token_ids)
-
-
-def _change_drafts(proposer, change: Callable[[np.ndarray], np.ndarray]) -> None:
+def _change_drafts(change: Callable[[Drafts], Drafts], proposer) -> None:
     draft = proposer.drafter.draft
+    proposer.drafter.draft = lambda *arguments: change(draft(*arguments))
 
-    def broken(*arguments):
-        drafts = draft(*arguments)
-        return replace(drafts, token_ids=change(drafts.token_ids))
 
-    proposer.drafter.draft = broken
+CHANGES = {
+    "drafting_raises": lambda drafts: 1 / 0,
+    "drafts_have_another_shape": lambda drafts: replace(drafts, token_ids=np.stack([drafts.token_ids] * 2, axis=1)),
+    "drafts_are_no_tokens": lambda drafts: replace(drafts, token_ids=-1 - drafts.token_ids),
+}
+FAULTS = {name: partial(_change_drafts, change) for name, change in CHANGES.items()}
 
 
 def mend(proposer) -> None:
     """Take out whichever fault is in it."""
     vars(proposer.drafter).pop("draft", None)
-
-
-FAULTS = {one.__name__: one for one in (drafting_raises, drafts_have_another_shape, drafts_are_no_tokens)}

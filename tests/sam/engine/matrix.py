@@ -67,11 +67,6 @@ def has_stop_string(row: int) -> bool:
     return row % 7 == 2
 
 
-def is_plain(row: int) -> bool:
-    """Whether its tokens are drawn from the model's own distribution."""
-    return row not in GONE and row % 5 != 0 and row % 8 not in (3, 4, 6)
-
-
 def engine(model, method: str, asynchronous: bool, ranks: int = 1, drafter: dict | None = None) -> Engine:
     """An engine of the matrix; `drafter` has further settings of `method`."""
     extension = {"worker_extension_cls": "tests.sam.engine.ranks.SamRanks"} if ranks > 1 else {}
@@ -143,20 +138,6 @@ def assert_same(found: list[Answer], expected: list[Answer], rows: Iterable[int]
         assert one.tokens[:length] == other.tokens[:length], (row, one, other)
         for a, b in zip(one.logprobs[:length], other.logprobs[:length], strict=True):
             assert abs(a - b) <= by, row
-
-
-def assert_own_logprobs(engine: Engine, answers: list[Answer]) -> None:
-    """Those of plain requests belong to the tokens: as a forward pass over the whole text has them."""
-    from vllm import SamplingParams
-
-    rows = [row for row in range(REQUESTS) if is_plain(row)]
-    texts = [{"prompt_token_ids": prompts()[row] + answers[row].tokens} for row in rows]
-    asked = SamplingParams(prompt_logprobs=0, max_tokens=1, detokenize=False)
-    assert len(rows) > 50
-    for row, output in zip(rows, engine.llm.generate(texts, asked, use_tqdm=False), strict=True):
-        entries = zip(output.prompt_logprobs[len(prompts()[row]) :], answers[row].tokens, strict=True)
-        for (entry, token), own in zip(entries, answers[row].logprobs, strict=True):
-            assert abs(entry[token].logprob - own) < 2e-4, row
 
 
 def environment(monkeypatch) -> None:

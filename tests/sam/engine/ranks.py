@@ -51,11 +51,10 @@ class SamRanks:
             proposer.drafter.draft = None
         self._slow_rank = slow_rank
 
-    def take(self) -> tuple[dict[str, int], dict[str, int], str]:
-        """Counters of the drafter; steps since the last call, those with room for drafts, messages, and waits; and the
-        drafter's class."""
+    def take(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Counters of the drafter; steps since the last call, those with room for drafts, messages, and waits."""
         drafter, counted, self._counted = self.model_runner.drafter, self._counted, Counter()
         waits = drafter.counters.get("waited_steps", 0)
         counted["waits"], self._waits = waits - getattr(self, "_waits", 0), waits
         names = ("steps", "room", "messages", "waits")
-        return dict(drafter.counters), {name: counted[name] for name in names}, type(drafter).__name__
+        return dict(drafter.counters), {name: counted[name] for name in names}

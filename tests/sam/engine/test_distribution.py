@@ -14,9 +14,8 @@ from scipy import stats
 
 from sam.verify.exact import uniforms
 from sam.vllm import exact_sampler
-from sam.vllm.trained import passes
 from tests.sam.engine import tiny_engine
-from tests.sam.engine.tiny_engine import Engine, generate, save_model
+from tests.sam.engine.tiny_engine import Engine, save_model
 from tests.sam.engine.trained_models import save_draft_model
 
 pytestmark = [pytest.mark.engine, pytest.mark.statistical]
@@ -59,14 +58,14 @@ def model(tmp_path_factory):
 def p_values(model, responses=RESPONSES, verification="exact", batch_invariant="auto") -> dict[str, float]:
     """By each token's place in its verify step; where nothing is drafted it is the first."""
     prompts = np.tile(np.random.default_rng(0).integers(0, VOCABULARY, (responses, 4)), 2)
+    seeds = range(responses) if verification == "exact" else [None] * responses
     settings = [
-        {"max_tokens": LENGTH, "seed": row if verification == "exact" else None, **CONSTRAINTS[row % len(CONSTRAINTS)]}
-        for row in range(responses)
+        {"max_tokens": LENGTH, "seed": seed, **CONSTRAINTS[row % len(CONSTRAINTS)]} for row, seed in enumerate(seeds)
     ]
     places: list[list[int]] = [[] for _ in range(responses)]
-
-    def watch(runner):
-        sample = runner._sample
+    speculation = {"verification": verification, "batch_invariant": batch_invariant}
+    with Engine(model, "ngram", 200, speculation=speculation) as engine:
+        runner, sample = engine.runner, engine.runner._sample
 
         def watched(*arguments):
             output = sample(*arguments)
@@ -77,10 +76,7 @@ def p_values(model, responses=RESPONSES, verification="exact", batch_invariant="
             return output
 
         runner._sample = watched
-
-    speculation = {"verification": verification, "batch_invariant": batch_invariant}
-    options = {"observe": watch, "logprobs": None, "speculation": speculation}
-    result = generate(model, prompts.tolist(), settings, "ngram", 200, **options)
+        result = engine.generate(prompts.tolist(), settings, logprobs=None)
     assert result.accepted > 10 * responses
     assert sum(map(len, result.tokens)) == responses * LENGTH
     chance, place = np.random.default_rng(1), np.array([row[:LENGTH] for row in places])
@@ -118,7 +114,7 @@ def models(tmp_path_factory):
     return target, save_draft_model(target, tmp_path_factory.mktemp("draft"))
 
 
-def with_drawn_drafts(models, verification, asynchronous=False):
+def with_drawn_drafts(models, verification, asynchronous=False) -> Engine:
     target, draft = models
     speculation = {"draft_model": draft.path, "policy": "always", "verification": verification}
     return Engine(target, "draft_model", asynchronous=asynchronous, speculation=speculation)
@@ -148,19 +144,14 @@ def test_drawn_drafts_are_accepted_more_often_by_exact_verification(models):
 def test_rejection_sampling_with_the_drafts_probabilities_is_lossless(models, asynchronous, monkeypatch):
     """Drafts are accepted as min(p, q) allows; the host does not know them when they are verified. And a control:
     drafts that claim to come from another distribution."""
-    drawn_drafts = passes.drawn_drafts
-
-    def wrong(*arguments):
-        choose = drawn_drafts(*arguments)
-
-        def choose_wrong(logits, pass_):
-            found = choose(logits, pass_)
-            return found._replace(probabilities=torch.full_like(found.probabilities, 1.0 / tiny_engine.VOCABULARY))
-
-        return choose_wrong
-
     with with_drawn_drafts(models, "rejection", asynchronous=True) as engine:
         greedy, drawn = (ask(models, engine, how) for how in ("greedy", "probabilistic"))
         assert drawn.accepted > max(5000, 1.2 * greedy.accepted) and min(drawn.p_value, greedy.p_value) > LIMIT
-        monkeypatch.setattr(passes, "drawn_drafts", wrong)
+        probabilities = engine.runner._get_spec_decode_draft_probs
+
+        def wrong(metadata):
+            found = probabilities(metadata)
+            return found if found is None else torch.full_like(found, 1.0 / tiny_engine.VOCABULARY)
+
+        monkeypatch.setattr(engine.runner, "_get_spec_decode_draft_probs", wrong)
         assert ask(models, engine, "probabilistic").p_value < LIMIT

@@ -36,7 +36,6 @@ COUNTERS = {
     "spec_decode_num_accepted_tokens": "accepted",
     "num_preemptions": "preemptions",
 }
-NGRAM, SAM = "ngram", "sam"  # methods
 
 
 def save_model(path, sharpness: float = 25.0, vocabulary: int = VOCABULARY, tied: bool = False) -> SimpleNamespace:
@@ -141,8 +140,8 @@ class Engine:
         return {COUNTERS[name]: value for name, value in found.items()}
 
     def generate(self, prompts=PROMPTS, settings=SETTINGS, logprobs=2) -> SimpleNamespace:
-        """Tokens and log-probabilities of every prompt, what vLLM and the drafter counted meanwhile, and what is
-        installed.
+        """Tokens of every prompt, log-probabilities of each token and of the likeliest ones, and what vLLM and the
+        drafter counted meanwhile.
 
         Args:
             settings: keywords of SamplingParams, one for each prompt.
@@ -154,29 +153,15 @@ class Engine:
         self.llm.reset_prefix_cache()  # as if nothing had been asked before
         outputs = self.llm.generate([{"prompt_token_ids": p} for p in prompts], parameters, use_tqdm=False)
         answers = [output.outputs[0] for output in outputs]
-        entries = [
-            [{token: entry.logprob for token, entry in step.items()} for step in one.logprobs or []] for one in answers
-        ]
         return SimpleNamespace(
             tokens=[one.token_ids for one in answers],
             logprobs=[
-                [step[token] for step, token in zip(own, one.token_ids, strict=False)]
-                for own, one in zip(entries, answers, strict=True)
+                [{token: entry.logprob for token, entry in step.items()} for step in one.logprobs or []]
+                for one in answers
             ],
-            entries=entries,
-            best=[[max(step.values()) for step in own] for own in entries],
-            installed=plugin.installed(self.runner),
             counters={name: value - before.get(name, 0) for name, value in self.counters().items()},
             **self.count(),
         )
-
-
-def generate(model, prompts, settings, *arguments, observe=None, logprobs=2, **engine) -> SimpleNamespace:
-    """What an `Engine` of its own gives; `observe` is called with the model runner before the first request."""
-    with Engine(model, *arguments, **engine) as own:
-        if observe:
-            observe(own.runner)
-        return own.generate(prompts, settings, logprobs)
 
 
 def assert_same(found: SimpleNamespace, expected: SimpleNamespace) -> None:

@@ -1,9 +1,10 @@
-"""What the plugin says of an engine that has started, and what it refuses."""
+"""What the plugin says of an engine that has started, what it refuses, and what its ranks know of each other."""
 
 import contextlib
 from types import SimpleNamespace
 
 import pytest
+import torch
 from transformers import AutoConfig
 from vllm.config import ModelConfig
 
@@ -13,37 +14,13 @@ from sam.vllm.paths import rows
 from sam.vllm.trained.proposer import WithModel
 
 
-def test_exact_verification_refuses_positions_that_are_on_the_device():
-    def check(on_the_device, drafter=None, **settings):
-        speculative = SimpleNamespace(method="mtp")
-        runner = SimpleNamespace(drafter=drafter, speculative_config=speculative, use_async_spec_decode=on_the_device)
-        plugin.check_scheduling(runner, SpeculationConfig(**settings))
-
-    with pytest.raises(ValueError, match="verification=exact.*'mtp'.*async_scheduling=False"):
-        check(True)
-    check(True, verification="rejection")
-    check(False)
-    check(True, SimpleNamespace(bind=None))  # sam's, which counts on the host
-
-
-@pytest.mark.parametrize(
-    ("method", "has", "is_right"),
-    [
-        ("sam", "AscendAsyncSamProposer", True),
-        ("sam", "SamSpeculator", True),
-        ("sam", "NgramProposerGPU", False),
-        ("off", None, True),
-        ("off", "SamProposer", False),
-        ("draft_model", "AsyncTrainedProposer", True),
-        ("eagle3", "EagleProposer", False),
-    ],
-)
-def test_the_drafter_is_the_one_that_is_asked_for(method, has, is_right):
-    wanted, refused = SpeculationConfig(method, "folder"), pytest.raises(RuntimeError, match=f"has drafter {has} and")
-    with contextlib.nullcontext() if is_right else refused:
-        plugin.check_installed(wanted, {"drafter": has, "verification": "exact"})
-    with pytest.raises(RuntimeError, match=f"verification rejection, .* speculation={method}, verification=exact"):
-        plugin.check_installed(wanted, {"drafter": has, "verification": "rejection"})
+def test_another_drafter_or_verification_than_was_asked_for_is_refused():
+    """That what was asked for is not, engines show."""
+    for method, has in (("sam", "NgramProposerGPU"), ("off", "SamProposer"), ("eagle3", "EagleProposer")):
+        with pytest.raises(RuntimeError, match=f"has drafter {has} and .* speculation={method}, "):
+            plugin.check_installed(SpeculationConfig(method, "folder"), {"drafter": has, "verification": "exact"})
+    with pytest.raises(RuntimeError, match="verification rejection, .* speculation=sam, verification=exact"):
+        plugin.check_installed(SpeculationConfig(), {"drafter": "SamProposer", "verification": "rejection"})
 
 
 def test_a_vllm_that_is_not_known_is_left_alone_and_named_once(monkeypatch, caplog):
@@ -54,64 +31,66 @@ def test_a_vllm_that_is_not_known_is_left_alone_and_named_once(monkeypatch, capl
     assert caplog.text.count("vLLM 0.27.1: the plugin sam knows 0.23, 0.32, 0.33, and does nothing here") == 1
 
 
-@pytest.mark.parametrize(
-    ("additional", "method", "message"),
-    [
-        ({}, "synthetic", "rejection_sample_method=synthetic"),
-        ({"rejection_sampler_config": {"enable_block_verify": True}}, "standard", "enable_block_verify=True"),
-        ({"enable_reduce_sample": 1}, "standard", "enable_reduce_sample=1"),
-        ({"rejection_sampler_config": {"enable_block_verify": False}}, "standard", None),
-    ],
-)
-def test_lossy_settings_are_refused(additional, method, message):
-    speculative = SimpleNamespace(rejection_sample_method=method)
-    config = SimpleNamespace(additional_config=additional, speculative_config=speculative)
-    with pytest.raises(ValueError, match=message) if message else contextlib.nullcontext():
-        plugin.check_lossless(config)
+def has_cache_of_two_groups(_) -> None:
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+
+    spec = FullAttentionSpec(block_size=4, num_kv_heads=1, head_size=8, dtype=torch.float32)
+    rows.check_cache(KVCacheConfig(20, [], [KVCacheGroupSpec(["layer"], spec)] * 2))
 
 
-def test_a_model_runner_that_samples_elsewhere_is_refused():
-    with pytest.raises(ValueError, match="VLLM_USE_V2_MODEL_RUNNER=0"):
-        plugin.check_runner(SimpleNamespace())
+def runs_asynchronously(engine) -> None:
+    ranks.check_async(engine.parallel_config)
+
+
+def has_a_model(engine) -> None:
+    WithModel.__init__(None, engine, None)
+
+
+def verifies_exactly(engine) -> None:
+    plugin.check_scheduling(engine, SpeculationConfig())
 
 
 ONE = {f"{kind}_parallel_size": 1 for kind in ("tensor", "pipeline", "data", "prefill_context", "decode_context")}
-ONE |= {"distributed_executor_backend": "mp"}
 PIPELINE = {"pipeline_parallel_size": 2}
 LAUNCHED = {"tensor_parallel_size": 2, "distributed_executor_backend": "external_launcher"}
-CHECKS = {
-    "speculation.async_scheduling=off": lambda config: ranks.check_async(config.parallel_config),
-    "speculation.paths=1": rows.check_engine,
-    "speculation=sam": lambda config: WithModel.__init__(None, config, None),
-}
+BLOCKS = {"rejection_sampler_config": {"enable_block_verify": True}}
 
 
 @pytest.mark.parametrize(
-    ("remedy", "settings"),
+    ("check", "settings", "said"),
     [
-        ("speculation.async_scheduling=off", PIPELINE),
-        ("speculation.async_scheduling=off", LAUNCHED),
-        ("speculation.paths=1", PIPELINE),
-        ("speculation.paths=1", LAUNCHED),
-        ("speculation.paths=1", {"kv_transfer_config": object()}),
-        ("speculation.paths=1", {"enable_return_routed_experts": True}),
-        ("speculation=sam", {"data_parallel_size": 2}),
+        (runs_asynchronously, PIPELINE, "pipeline_parallel_size=2: .*set speculation.async_scheduling=off"),
+        (runs_asynchronously, LAUNCHED, "external_launcher: .*set speculation.async_scheduling=off"),
+        (rows.check_engine, PIPELINE, "pipeline_parallel_size=2: .*set speculation.paths=1"),
+        (rows.check_engine, {"kv_transfer_config": object()}, "kv_transfer_config.*set speculation.paths=1"),
+        (rows.check_engine, {"enable_return_routed_experts": True}, "routed_experts=True: .*set speculation.paths=1"),
+        (has_cache_of_two_groups, {}, "full attention only: set speculation.paths=1"),
+        (has_a_model, {"data_parallel_size": 2}, "data_parallel_size=2: .*speculation=sam"),
+        (verifies_exactly, {"use_async_spec_decode": True}, "verification=exact.*'mtp'.*async_scheduling=False"),
+        (plugin.check_lossless, {"rejection_sample_method": "synthetic"}, "rejection_sample_method=synthetic"),
+        (plugin.check_lossless, BLOCKS, "enable_block_verify=True"),
+        (plugin.check_lossless, {"enable_reduce_sample": 1}, "enable_reduce_sample=1"),
+        (plugin.check_runner, {}, "VLLM_USE_V2_MODEL_RUNNER=0"),
     ],
 )
-def test_engines_that_cannot_are_refused_in_a_line_that_names_the_setting_and_the_remedy(remedy, settings):
-    parallel = SimpleNamespace(**ONE | {name: value for name, value in settings.items() if name in ONE})
-    config = SimpleNamespace(parallel_config=parallel, model_config=SimpleNamespace(**settings), **settings)
-    with pytest.raises(ValueError, match=f"{list(settings)[-1]}.*set .*{remedy}") as error:
-        CHECKS[remedy](config)
+def test_what_cannot_be_is_refused_in_a_line_that_names_the_setting_and_the_remedy(check, settings, said):
+    engine = SimpleNamespace(
+        parallel_config=SimpleNamespace(**ONE | {"distributed_executor_backend": "mp"} | settings),
+        model_config=SimpleNamespace(**settings),
+        speculative_config=SimpleNamespace(**{"method": "mtp", "rejection_sample_method": "standard"} | settings),
+        additional_config=settings,
+        **{"drafter": None} | settings,
+    )
+    with pytest.raises(ValueError, match=said) as error:
+        check(engine)
     assert "\n" not in str(error.value)
 
 
-# Architecture by transformers' name of it: vLLM's class, further fields of its config, and whether it is recurrent.
+# By transformers' name of an architecture vLLM's class, and whether it is recurrent.
 MODELS = {
-    "qwen3_next": ("Qwen3NextForCausalLM", {}, True),
-    "mamba2": ("Mamba2ForCausalLM", {}, True),
-    "lfm2": ("Lfm2ForCausalLM", {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}, True),
-    "qwen3": ("Qwen3ForCausalLM", {}, False),
+    "qwen3_next": ("Qwen3NextForCausalLM", True),
+    "mamba2": ("Mamba2ForCausalLM", True),
+    "qwen3": ("Qwen3ForCausalLM", False),
 }
 
 
@@ -119,8 +98,8 @@ MODELS = {
 def test_drafters_that_may_pause_are_refused_for_models_with_recurrent_state(tmp_path, monkeypatch, name):
     # vLLM looks at a model's class in a process that imports vLLM once more.
     monkeypatch.setattr("vllm.model_executor.models.registry._run_in_subprocess", lambda function: function())
-    architecture, fields, is_recurrent = MODELS[name]
-    AutoConfig.for_model(name, architectures=[architecture], **fields).save_pretrained(tmp_path)
+    architecture, is_recurrent = MODELS[name]
+    AutoConfig.for_model(name, architectures=[architecture]).save_pretrained(tmp_path)
     model = ModelConfig(str(tmp_path), skip_tokenizer_init=True, dtype="bfloat16")
     refused = pytest.raises(ValueError, match=f"no drafts for {name}, .*set speculation=off")
     for method in plugin.MAY_PAUSE:
@@ -128,3 +107,25 @@ def test_drafters_that_may_pause_are_refused_for_models_with_recurrent_state(tmp
             plugin.check_recurrent_state(model, method)
     for method in (None, "mtp"):
         plugin.check_recurrent_state(model, method)
+
+
+@pytest.mark.parametrize(
+    ("across", "tokens", "largest"),
+    [
+        ([24, 24, 24], 18, 0),  # 20 with sequence parallelism, and then the graph of 24: its own
+        ([24, 24, 24], 13, 24),  # its own are 16: another one has 24
+        ([5, 24, 40], 24, 40),
+        (None, 24, 0),  # the ranks agreed on nothing
+    ],
+)
+def test_a_rank_does_not_take_its_own_rows_for_those_of_others(across, tokens, largest):
+    config = SimpleNamespace(
+        parallel_config=SimpleNamespace(data_parallel_size=3, data_parallel_rank=1),
+        compilation_config=SimpleNamespace(cudagraph_capture_sizes=[8, 16, 24, 32]),
+    )
+    runner = SimpleNamespace(vllm_config=config, _pad_for_sequence_parallelism=lambda rows: -(-rows // 4) * 4)
+    agreed = across and SimpleNamespace(tolist=lambda: across)
+    runner._determine_batch_execution_and_padding = lambda num_tokens: (0, 1, 2, agreed, 4)
+    ranks.keep_other_ranks_tokens(runner)
+    assert runner._determine_batch_execution_and_padding(num_tokens=tokens) == (0, 1, 2, agreed, 4)
+    assert runner.sam_max_num_tokens_other_dp_ranks == largest

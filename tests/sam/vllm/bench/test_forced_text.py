@@ -10,13 +10,6 @@ from sam.vllm.bench.forced_text import ForcedText, sampling_arguments
 RESPONSES = [[10, 11, 12], [20], [30, 31]]
 
 
-def sampling(number):
-    """SamplingParams of a request that emits response `number`; None for a request of its own text."""
-    return SimpleNamespace(
-        extra_args=None if number is None else sampling_arguments(number, RESPONSES[number])["extra_args"]
-    )
-
-
 def test_the_second_model_runner():
     counted, output = [], SimpleNamespace(sampled_token_ids=torch.full((3, 1), 99))
     runner = SimpleNamespace(
@@ -25,7 +18,11 @@ def test_the_second_model_runner():
         sample=lambda hidden, batch, grammar: (output, "sampled", "rejected"),
     )
     ForcedText.attach(runner).set_responses(RESPONSES)
-    new = [SimpleNamespace(req_id=name, sampling_params=sampling(n)) for n, name in enumerate("abc")]
+    told = [sampling_arguments(number, RESPONSES[number])["extra_args"] for number in range(3)]
+    new = [
+        SimpleNamespace(req_id=name, sampling_params=SimpleNamespace(extra_args=one))
+        for name, one in zip("abc", told, strict=True)
+    ]
     runner.add_requests(SimpleNamespace(scheduled_new_reqs=new, finished_req_ids=[]))
     runner.add_requests(SimpleNamespace(scheduled_new_reqs=[], finished_req_ids=["c"]))
     batch = SimpleNamespace(req_ids=["b", "a", "c"], idx_mapping_np=np.array([2, 0, 1]))

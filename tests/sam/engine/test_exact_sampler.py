@@ -1,0 +1,64 @@
+"""Exact verification: the same tokens and log-probabilities under every constraint, whatever is drafted."""
+
+import numpy as np
+import pytest
+
+from tests.sam.engine.tiny_engine import VOCABULARY, Engine, assert_same, save_model
+
+pytestmark = pytest.mark.engine
+
+REQUESTS = 48
+LENGTH, LEAST = 60, 12
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("model"))
+
+
+def mixed(row: int) -> dict:
+    """What vLLM allows with speculation, alone and together, greedy rows among them."""
+    return [
+        {"temperature": 0.0},
+        {"top_k": 5, "temperature": 0.7},
+        {"top_p": 0.8},
+        {"repetition_penalty": 1.2, "presence_penalty": 0.5},
+        {"allowed_token_ids": list(range(100)), "frequency_penalty": 0.3},
+        {"min_tokens": LEAST, "stop_token_ids": list(range(0, VOCABULARY, 4)), "ignore_eos": False},
+        {"top_k": 20, "top_p": 0.9, "temperature": 1.3, "repetition_penalty": 1.1},
+        {},
+    ][row % 8]
+
+
+def named(row: int) -> dict:
+    """Log-probabilities of tokens by name, in two lengths."""
+    return {"logprobs": None, "logprob_token_ids": [15, 16, 17][: 1 + row % 3]}
+
+
+def ask(engine: Engine, sampling):
+    """REQUESTS requests of LENGTH tokens, with settings of `sampling`."""
+    generator = np.random.default_rng(0)
+    prompts = [generator.integers(0, VOCABULARY, 5 + row % 7).tolist() * 2 for row in range(REQUESTS)]
+    return engine.generate(prompts, [{"max_tokens": LENGTH, "seed": row} | sampling(row) for row in range(REQUESTS)])
+
+
+def smallest_ratio(result) -> float:
+    """Of a drawn token's probability to the likeliest one's."""
+    steps = zip(sum(result.tokens, []), sum(result.logprobs, []), strict=True)
+    return min(np.exp(step[token] - max(step.values())) for token, step in steps)
+
+
+@pytest.mark.parametrize("mode", ["processed_logprobs", "raw_logits"])
+def test_the_same_with_every_constraint_whatever_the_log_probabilities_are_of(model, mode):
+    with Engine(model, logprobs_mode=mode) as engine:
+        off = [ask(engine, sampling) for sampling in (mixed, named)]
+        if mode == "processed_logprobs":  # min-p, which vLLM allows without drafts only
+            plain, constrained = (smallest_ratio(ask(engine, lambda _, p=p: {"min_p": p})) for p in (0.0, 0.4))
+            assert constrained >= 0.4 > plain
+    with Engine(model, "ngram", 16, logprobs_mode=mode) as engine:
+        for sampling, without in zip((mixed, named), off, strict=True):
+            on = ask(engine, sampling)
+            assert_same(on, without)
+            assert on.accepted > 50
+    ends = {len(tokens) for tokens in off[0].tokens} - {LENGTH}
+    assert LEAST < min(ends) < LEAST + 6, "some end as soon as they may"
