@@ -107,7 +107,7 @@ def test_goodput_measures_step_costs_once_graphs_are_captured(model, off):
 
 
 def test_a_graph_mode_without_graphs_for_drafts_is_refused(model):
-    with pytest.raises(ValueError, match="cudagraph_mode=FULL_DECODE_ONLY: no graph has drafts"):
+    with pytest.raises(RuntimeError, match="cudagraph_mode=FULL_DECODE_ONLY: no graph has drafts"):
         engine(model, "sam", False, "FULL_DECODE_ONLY")
 
 

@@ -77,7 +77,7 @@ def npu_fused_infer_attention_score(
     return output, torch.empty(1)
 
 
-def npu_top_k_top_p(logits, p, k):
+def npu_top_k_top_p(logits, p=None, k=None):
     from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch
 
     return apply_top_k_top_p_pytorch(logits.clone(), k, p)
