@@ -24,6 +24,7 @@ def engine(model, method=None, asynchronous=False, graph=None, **arguments) -> E
     acl_graph._graph_params = acl_graph._draft_graph_params = vllm_ascend.utils._IS_MOE_MODEL = None
     if graph:
         mode = 3 if graph == "PIECEWISE" else 0  # vLLM's compilation cuts the model in pieces
-        arguments |= {"enforce_eager": False, "compilation_config": {"mode": mode, "cudagraph_mode": graph}}
+        graphs = {"mode": mode, "cudagraph_mode": graph, "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32, 64]}
+        arguments |= {"enforce_eager": False, "compilation_config": graphs}
     arguments = {"logprobs_mode": "processed_logprobs", **SQUEEZED, **arguments}
     return Engine(model, method, asynchronous=asynchronous, **arguments)
