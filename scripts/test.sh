@@ -31,17 +31,13 @@ side_by_side() {
 }
 
 case "${1:-}" in
---ascend)
+--ascend | --v2)
+    folder="tests/${1#--}"
+    if [ "$1" = --ascend ]; then set_up_ascend_simulator; else set_up_second_runner; fi
     shift
-    set_up_ascend_simulator
-    [ $# -gt 0 ] || set -- tests/ascend --durations=20
-    exec python -m pytest "$@"
-    ;;
---v2)
-    shift
-    set_up_second_runner
-    [ $# -gt 0 ] || set -- tests/v2 --durations=20
-    exec python -m pytest "$@"
+    [ $# -eq 0 ] || exec python -m pytest "$@"
+    side_by_side "$folder/test_engine.py" --durations=20 -- "$folder" --ignore "$folder/test_engine.py" --durations=20
+    exit
     ;;
 --nodes)
     shift

@@ -1,58 +1,30 @@
-"""Engines of generate.py in processes of their own, two at a time."""
+"""Engines of the real vllm-ascend on the simulated NPU, one after another in this process."""
 
-import json
-import os
-import random
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+import vllm_ascend.utils
+from vllm_ascend.compilation import acl_graph
 
-GENERATE = Path(__file__).with_name("generate.py")
-VOCABULARY = 512
+from tests.sam.engine import matrix
+from tests.sam.engine.tiny_engine import Engine
 
-
-def prompts_and_lengths(workload: str, responses: int) -> list[tuple[list[int], int]]:
-    """What is asked: of "mixed" some prompts are longer than a step's tokens, and responses are of all lengths."""
-    chance, asked = random.Random(0), []
-    for _ in range(responses):
-        length, tokens = 8, 150
-        if workload == "mixed":
-            length, tokens = chance.choice([2, 3, 5, 9, 100]), chance.choice([5, 20, 60, 90])
-        asked.append(([chance.randrange(VOCABULARY) for _ in range(length)], tokens))
-    return asked
+# Requests of the matrix that are asked. None with a penalty: without Triton AscendRejectionSampler does not repeat
+# penalties for the rows of drafts, and it reads counts of drafts that sam.vllm.exact_sampler does not give it.
+ROWS = [row for row in range(64) if "repetition_penalty" not in matrix.settings(row)]
+# vllm-ascend's blocks have 128 tokens, whatever is asked: of 17 one is never used.
+SQUEEZED = {"batch": 40, "num_gpu_blocks_override": 17, "max_num_batched_tokens": 112}
 
 
-def generate(scenarios: dict[str, dict]) -> dict[str, dict]:
-    """Results by name of the scenario: its fields are those of generate.Scenario."""
-    finished = subprocess.run(
-        [sys.executable, str(GENERATE)],
-        input=json.dumps(scenarios),
-        capture_output=True,
-        text=True,
-        timeout=900,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(GENERATE.parent), str(GENERATE.parents[2])])},
-    )
-    lines = [line.removeprefix("RESULT ") for line in finished.stdout.splitlines() if line.startswith("RESULT ")]
-    assert len(lines) == len(scenarios), finished.stderr[-6000:]
-    return dict(map(json.loads, lines))
+def engine(model, method=None, asynchronous=False, graph=None, **arguments) -> Engine:
+    """An engine in which requests are preempted and prompts come in pieces.
 
-
-def generate_all(*jobs: dict[str, dict]) -> dict[str, dict]:
-    """Each job in a process, their results in one dictionary."""
-    with ThreadPoolExecutor(2) as pool:
-        return {name: one for part in pool.map(generate, jobs) for name, one in part.items()}
-
-
-def of_model(model: Path, scenarios: dict[str, dict]) -> dict[str, dict]:
-    return {name: {"model": str(model)} | one for name, one in scenarios.items()}
-
-
-def assert_same(results: dict[str, dict], name: str, reference: str, log_probabilities: float = 0.0) -> None:
-    """Of as many responses as there are; fewer are asked for the first prompts."""
-    one, other = results[name], results[reference]
-    count = len(one["tokens"])
-    assert one["tokens"] == other["tokens"][:count]
-    assert one["reasons"] == other["reasons"][:count]
-    for a, b in zip(one["logprobs"], other["logprobs"][:count], strict=True):
-        assert a is b is None or max(abs(x - y) for x, y in zip(a, b, strict=True)) <= log_probabilities
+    Args:
+        graph: vLLM's cudagraph_mode; None: eager.
+        arguments: further ones of tests.sam.engine.tiny_engine.Engine.
+    """
+    # vllm-ascend expects one engine a process, and one model.
+    acl_graph._graph_params = acl_graph._draft_graph_params = vllm_ascend.utils._IS_MOE_MODEL = None
+    if graph:
+        mode = 3 if graph == "PIECEWISE" else 0  # vLLM's compilation cuts the model in pieces
+        graphs = {"mode": mode, "cudagraph_mode": graph, "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32, 64]}
+        arguments |= {"enforce_eager": False, "compilation_config": graphs}
+    arguments = {"logprobs_mode": "processed_logprobs", **SQUEEZED, **arguments}
+    return Engine(model, method, asynchronous=asynchronous, **arguments)

@@ -1,214 +1,195 @@
 """The real, patched vllm-ascend on a simulated NPU: the same tokens and log-probabilities whatever is drafted.
 
-Scheduled synchronously and asynchronously, eager and in graphs, on one rank and on two.
+Scheduled synchronously and asynchronously, eager and in graphs; test_ranks.py has two ranks and experts.
 """
 
 import itertools
-import re
+from types import SimpleNamespace
 
 import pytest
 
-from tests.ascend.engines import assert_same, generate_all, of_model
-from tests.sam.engine.faults import FAULTS
+from sam.switch.policies import make_policy
+from sam.vllm.plugin import installed
+from sam.vllm.step_recorder import StepRecorder
+from tests.ascend.engines import ROWS, engine
+from tests.ascend.simulator import launches
+from tests.sam.engine import matrix
+from tests.sam.engine.faults import FAULTS, mend
+from tests.sam.engine.tiny_engine import PROMPTS, SETTINGS, assert_same
+from tests.sam.engine.trained_models import fit_output_layer, save_head
 
 pytestmark = pytest.mark.engine
 
-STOP = {"stop": [93]}  # a token that four greedy responses hold, one of them within an accepted draft
-ABORT = {"abort": True}
-SAMPLED = {"temperature": 0.4}
-LONG = {"workload": "long"}
-SQUEEZED = {"blocks": 10}
-WHOLE = SAMPLED | {"responses": 100}
-PARTS = WHOLE | {"parts": 5}
-SWITCHED = {"threshold": 4}
-TWO = {"tensor_parallel": 2}
-PATHS = {"paths": 3, "batch": 32}  # free rows beside 14 requests
-SYNC, ASYNC = {"method": "sam"}, {"method": "sam async"}
-EAGLE3 = {"method": "eagle3", "draft_model": "head"}
-MODES = {
-    "FULL": {"graph": "FULL"},
-    "PIECES": {"graph": "PIECEWISE"},
-}
-FULL = MODES["FULL"]
-PHASES = {"never": {"threshold": 0}, "always": {"threshold": 1000}, "switched": SWITCHED}
-
-# Name: fields of generate.Scenario.
-OFF = {
-    "off": {},
-    "sampled off": SAMPLED,
-    "whole off": WHOLE,
-    "stop off": STOP,
-    "abort off": ABORT,
-    "long off": LONG,
-    "sampled long off": SAMPLED | LONG,
-    "async parts off": PARTS,
-    "sync parts off": PARTS | {"async_scheduling": False},
-}
+K, THRESHOLD = 3, 4
+# Whether an engine is scheduled asynchronously, and its cudagraph_mode.
+DOORS = {"sync": (False, None), "async": (True, None), "FULL": (True, "FULL"), "PIECEWISE": (True, "PIECEWISE")}
+SHORT = [prompt[:6] for prompt in PROMPTS]  # one step takes them all
+LONG = [prompt * 6 for prompt in PROMPTS[1:]]  # of 108 tokens: responses need a second block, of which there are few
+CUTS = {row: cuts for row, cuts in matrix.cuts().items() if row in ROWS}
 
 
-def sam(door: str, method: dict) -> dict[str, dict]:
-    """What is asked of sam, synchronous and asynchronous."""
-    found = {"": {}, "switched": SWITCHED, "sampled": SAMPLED, "stop": STOP, "abort": ABORT, "parts": PARTS}
-    found["preempted"] = LONG | SQUEEZED
-    return {f"{door} {name}".strip(): method | one for name, one in found.items()}
+def status(drafter: str | None, verification: str = "exact", asynchronous: bool = False) -> dict:
+    return {"drafter": drafter, "verification": verification, "asynchronous": asynchronous}
 
 
-SYNCHRONOUS = sam("sync", SYNC) | {
-    "ngram": {"method": "ngram", "batch": 5},
-    "ngram sampled": {"method": "ngram", "batch": 5} | SAMPLED,
-    "eagle3": EAGLE3 | {"async_scheduling": False},
-    "eagle3 refused": EAGLE3 | {"refused": True},
-    "goodput": SYNC | FULL | {"policy": "goodput", "responses": 6},
-    "decode only refused": SYNC | {"graph": "FULL_DECODE_ONLY", "refused": True},
-}
-GRAPHS = {
-    f"{mode} {name}": graph | one
-    for mode, graph in MODES.items()
-    for name, one in {"off": {}, **{phase: ASYNC | chosen for phase, chosen in PHASES.items()}}.items()
-}
-ASYNCHRONOUS = (
-    sam("async", ASYNC)
-    | GRAPHS
-    | {
-        "async rejection": ASYNC | {"verification": "rejection"},
-        "async paths preempted": ASYNC | SAMPLED | LONG | SQUEEZED | PATHS,
-        "FULL parts": ASYNC | FULL | PARTS,
-        "paths FULL": ASYNC | FULL | PATHS,
-    }
-)
-FAULTY = {
-    f"{name} {fault}": door | {"fault": fault, "responses": 6}
-    for name, door in {"sync": SYNC, "async": ASYNC, "FULL": ASYNC | FULL}.items()
-    for fault in (FAULTS if name == "async" else ["drafting_raises"])
-}
-RANKS = {"sync ranks": SYNC | TWO, "async ranks": ASYNC | FULL | TWO, "paths ranks": ASYNC | TWO | PATHS | SAMPLED}
-EXPERTS = {"moe off": {}, "moe FULL": SYNC | FULL}
-EXPERT_RANKS = {"moe ranks": SYNC | TWO | {"expert_parallel": True}}
-ALL = OFF | SYNCHRONOUS | ASYNCHRONOUS | RANKS | EXPERTS | EXPERT_RANKS
-WITH_SAM = [
-    name for name, one in ALL.items() if one.get("method", "eagle3") != "eagle3" and one.get("threshold") != 0
-    and not any(word in name for word in ("ranks", "goodput", "refused"))
-]  # fmt: skip
-
-
-def reference(name: str) -> str:
-    """The scenario without speculation that asks for the same."""
-    one = ALL[name]
-    if one.get("responses") == WHOLE["responses"]:
-        return "whole off"
-    kinds = {"moe": "moe" in name, "sampled": "temperature" in one, "long": "workload" in one, "stop": "stop" in one}
-    return " ".join([*(kind for kind, is_asked in kinds.items() if is_asked), "off"])
+def assert_without_errors(engine) -> None:
+    assert not any(value for counter, value in engine.counters().items() if counter.endswith("_errors"))
 
 
 @pytest.fixture(scope="module")
-def results(models):
-    head = {"draft_model": str(models / "head")}
-    synchronous = {name: one | head if "draft_model" in one else one for name, one in SYNCHRONOUS.items()}
-    dense = [of_model(models / "dense", part) for part in (ASYNCHRONOUS | FAULTY, OFF | synchronous, RANKS)]
-    # vllm-ascend asks once a process whether the model has experts.
-    return generate_all(*dense, *(of_model(models / "experts", part) for part in (EXPERTS, EXPERT_RANKS)))
+def off(model):
+    """What engines without speculation answer and launch, by door. All have ended before another starts."""
+    found = {}
+    for name, (asynchronous, graph) in DOORS.items():
+        with engine(model, None, asynchronous, graph) as own:
+            steps = launches.attach(own.runner)
+            one = found[name] = SimpleNamespace(short=own.generate(SHORT), steps=list(steps))
+            if graph is None:
+                one.matrix, one.cut = matrix.run(own, ROWS), matrix.run(own, CUTS, CUTS)
+                one.long = own.generate(LONG, SETTINGS[1:])
+    return found
 
 
-COMPARED = [name for name in ALL if name != reference(name) and "abort" not in name and "refused" not in name]
+def test_without_speculation_it_is_the_same_however_it_is_scheduled_or_cut(off):
+    sync = off["sync"]
+    for one in off.values():
+        assert_same(one.short, sync.short)
+    matrix.assert_same(off["async"].matrix, sync.matrix, ROWS)
+    for one in (sync, off["async"]):
+        matrix.assert_same(one.cut, sync.matrix, CUTS, by=1e-4)  # parts compute as prompts what was decoded
+        assert one.long.preemptions > 0
 
 
-@pytest.mark.parametrize("name", COMPARED)
-def test_the_same_tokens_and_log_probabilities(results, name):
-    """Two ranks add their halves up in another order than one rank its whole, parts prompts than what was decoded."""
-    assert_same(results, name, reference(name), 1e-4 if "ranks" in name or "parts" in name else 0.0)
+def test_further_paths_are_verified_as_rows_of_the_batch(model, off):
+    with engine(model, "sam", True, "FULL", speculation={"paths": 3}) as own:
+        matrix.assert_same(matrix.run(own, ROWS), off["sync"].matrix, ROWS)
+        long = own.generate(LONG, SETTINGS[1:])
+        assert_same(long, off["sync"].long)
+        assert long.preemptions > 0 and own.counters()["path_rows"] > 30 and own.counters()["path_wins"] > 2
+        assert_without_errors(own)
 
 
-@pytest.mark.parametrize("name", WITH_SAM)
-def test_drafts_were_made_and_accepted_without_a_fault(results, name):
-    result, few = results[name], "switched" in name  # a handful of steps, of whose drafts none need be right
-    drafted = sum(step["drafts"] for step in result["steps"])
-    assert drafted > (10 if few else 100) and (few or result["accepted"] > 5)
-    counters = result["status"]["counters"]
-    assert counters.get("draft_errors", 0) == counters.get("path_errors", 0) == 0
-    assert ("paths" in name) == (counters.get("path_rows", 0) > 30) == (counters.get("path_wins", 0) > 2)
+def test_vllm_ascends_own_ngram_is_verified_exactly(model, off):
+    with engine(model, "ngram") as own:
+        assert installed(own.runner) == status("AscendNgramProposer")
+        matrix.assert_same(matrix.run(own, ROWS), off["sync"].matrix, ROWS)
+        assert own.count()["accepted"] > 10
 
 
-@pytest.mark.parametrize("name", [*RANKS, *EXPERT_RANKS])
-def test_drafts_are_accepted_on_two_ranks(results, name):
-    assert results[name]["accepted"] > 5
-
-
-@pytest.mark.parametrize("name", FAULTY)
-def test_a_fault_costs_drafts_and_changes_no_token(results, name):
-    result = results[name]
-    assert_same(results, name, "off")
-    assert result["status"]["counters"]["draft_errors"] > 20
-    assert len(result["said"]) == 1 and "drafting failed" in result["said"][0]
-    if "drafting_raises" in name:
-        assert result["accepted"] == 0
-
-
-def test_what_is_installed_says_so(results):
-    status = {name: result["status"] for name, result in results.items() if "refused" not in name}
-    drafters = {"sync": "SamProposer", "async": "AscendAsyncSamProposer", "ngram": "AscendNgramProposer"}
-    assert {name: status[name]["drafter"] for name in drafters} == drafters
-    assert all(status[name]["verification"] == "exact" for name in ("off", *drafters))
-    assert status["async rejection"]["verification"] == "rejection"
-    for door in ("sync", "async"):
-        assert status[door]["asynchronous"] == status[f"{door} parts off"]["asynchronous"] == (door == "async")
-
-
-def test_vllm_ascends_own_eagle_is_left_as_it_is_and_verified_exactly(results):
+def test_vllm_ascends_own_eagle_is_left_as_it_is_and_verified_exactly(model, off, tmp_path):
     """Not under asynchronous scheduling: vLLM counts all its drafts as accepted until the device has said otherwise."""
-    result = results["eagle3"]
-    status = result["status"]
-    assert status["drafter"] == "AscendEagleProposer" and status["verification"] == "exact"
-    assert result["drafted"] > 1000 > result["accepted"] > 5
-    assert re.search("verification=exact.*'eagle3'.*async_scheduling=False", results["eagle3 refused"]["refused"])
+    save_head(model, tmp_path)
+    answers = off["sync"].short
+    fit_output_layer(model, tmp_path, [prompt + list(one) for prompt, one in zip(SHORT, answers.tokens, strict=True)])
+    drafter = {"speculative_config": {"method": "eagle3", "model": str(tmp_path), "num_speculative_tokens": K}}
+    with engine(model, **drafter) as own:
+        found = own.generate(SHORT)
+    assert_same(found, answers)
+    assert found.installed == status("AscendEagleProposer")
+    assert found.drafted > 1000 > found.accepted > 5
+    with pytest.raises(ValueError, match="verification=exact.*'eagle3'.*async_scheduling=False"):
+        engine(model, None, True, **drafter)
 
 
-def test_above_the_threshold_nothing_is_drafted_and_no_token_is_scheduled_in_vain(results):
-    """With the switch off a step is plain decode: the engine schedules as many tokens as without speculation."""
-    switched, always = results["sync switched"], results["sync"]
-    assert switched["status"]["counters"]["skipped_steps"] > 20
-    assert 0 < switched["drafted"] < always["drafted"]
-    pairs = itertools.pairwise(switched["steps"])
-    off = [step for before, step in pairs if before["rows"] > SWITCHED["threshold"] and step["decodes"]]
-    assert len(off) > 20 and all(step["drafts"] == 0 and step["tokens"] == step["rows"] for step in off)
+def test_rejection_sampling_gives_the_same_greedy_tokens(model, off):
+    with engine(model, "sam", True, speculation={"verification": "rejection"}) as own:
+        found = own.generate(SHORT[::3], SETTINGS[::3])
+        assert found.tokens == off["sync"].short.tokens[::3] and found.accepted > 5
+        assert found.installed == status("AscendAsyncSamProposer", "rejection", asynchronous=True)
+        assert_without_errors(own)
 
 
-def test_a_stop_token_inside_a_draft_ends_a_response_there(results):
-    assert results["sync stop"]["reasons"].count("stop") >= 2
-
-
-@pytest.mark.parametrize("door", ["sync", "async"])
-def test_preemption_and_abort(results, door):
-    assert results[f"{door} preempted"]["preemptions"] > 0 < results["async paths preempted"]["preemptions"]
-    aborted = results[f"{door} abort"]
-    off, on = results["abort off"]["tokens"], aborted["tokens"]
-    kept = [row for row in range(len(off)) if off[row] is not None and on[row] is not None]
-    assert None in on and len(kept) >= 8 and all(off[row] == on[row] for row in kept)
-    assert aborted["status"]["followed"] == 0, "requests are still followed although all have ended"
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_an_asynchronous_step_without_drafts_launches_what_it_launches_without_speculation(results, mode):
-    plain, never = results[f"{mode} off"]["steps"], results[f"{mode} never"]["steps"]
-    decodes = [(a, b) for a, b in zip(plain, never, strict=True) if a["decodes"]]
-    assert len(decodes) > 80
-    for one, other in decodes:
-        # The scheduler's own count of tokens has room for drafts in it until it has heard that none are wanted.
-        assert (one["rows"], one["launched"]) == (other["rows"], other["launched"])
-
-
-@pytest.mark.parametrize("name", [name for name in GRAPHS if not name.endswith("off")])
-def test_nine_asynchronous_steps_of_ten_replay_a_graph(results, name):
-    steps = results[name]["steps"]
-    replayed = [step for step in steps if any(one.startswith("graph of") for one in step["launched"])]
-    assert len(replayed) >= 85 / 94 * len(steps)
-    assert sum(replays for replays, _ in results[name]["replays"].values()) == len(replayed)
-    assert sum(all_steps for _, all_steps in results[name]["replays"].values()) == len(steps)
-
-
-def test_step_costs_are_measured_once_graphs_are_captured(results):
+def test_goodput_measures_step_costs_once_graphs_are_captured(model, off):
     """A pass before that would begin a capture, which vLLM refuses."""
-    assert results["goodput"]["status"]["has_step_costs"]
+    with engine(model, "sam", False, "FULL", speculation={"policy": "goodput"}) as own:
+        assert own.runner.drafter.policy.has_table
+        assert_same(own.generate(SHORT), off["sync"].short)
 
 
-def test_a_graph_mode_without_graphs_for_drafts_is_refused(results):
-    assert "cudagraph_mode=FULL_DECODE_ONLY: no graph has drafts" in results["decode only refused"]["refused"]
+def test_a_graph_mode_without_graphs_for_drafts_is_refused(model):
+    with pytest.raises(RuntimeError, match="cudagraph_mode=FULL_DECODE_ONLY: no graph has drafts"):
+        engine(model, "sam", False, "FULL_DECODE_ONLY")
+
+
+@pytest.fixture(scope="module", params=DOORS)
+def door(request, model, off):
+    """An engine that drafts, by the way it is scheduled and computed."""
+    own_door = DOORS[request.param]
+    with engine(model, "sam", *own_door) as own:
+        own.name, (own.is_async, own.graph), own.installed = request.param, own_door, installed(own.runner)
+        own.recorder, own.steps = StepRecorder.attach(own.runner), launches.attach(own.runner)
+        yield own
+
+
+def test_requests_of_every_kind_whole_and_cut(door, off):
+    drafter = "AscendAsyncSamProposer" if door.is_async else "SamProposer"
+    assert door.installed == status(drafter, asynchronous=door.is_async)
+    matrix.assert_same(matrix.run(door, ROWS), off["sync"].matrix, ROWS)
+    found = door.count()
+    assert found["preemptions"] > 10 and found["accepted"] > 50
+    matrix.assert_same(matrix.run(door, CUTS, CUTS), off["sync"].matrix, CUTS, by=1e-4)
+    long = door.generate(LONG, SETTINGS[1:])
+    assert_same(long, off["sync"].long)
+    assert long.preemptions > 0 and long.accepted > 50
+    matrix.run(door, [0])  # requests that have ended are released by the next step
+    assert len(door.runner.drafter.tracked.states) <= 1
+    assert_without_errors(door)
+
+
+@pytest.fixture
+def run(door, off, monkeypatch):
+    """A function of a policy: what comes out with it, the tokens of no speculation, and the steps. With graphs nine of
+    ten steps replay one, and recorded is how many do."""
+
+    def run_with(policy: str) -> tuple[SimpleNamespace, list[dict]]:
+        monkeypatch.setattr(door.runner.drafter, "policy", make_policy(policy, K, THRESHOLD))
+        door.steps.clear()
+        door.recorder.take()
+        found = door.generate(SHORT)
+        assert_same(found, off["sync"].short)
+        if door.graph:
+            replayed = [step for step in door.steps if any(one.startswith("graph of") for one in step["launched"])]
+            assert len(replayed) >= 0.9 * len(door.steps)
+            assert sum(replays for replays, _ in door.recorder.take().replays().values()) == len(replayed)
+        return found, door.steps
+
+    return run_with
+
+
+def test_drafts_are_made_and_accepted(run):
+    found, _ = run("always")
+    assert found.drafted > 100 and found.accepted > 50
+
+
+def test_above_the_threshold_nothing_is_drafted_and_no_token_is_scheduled_in_vain(door, run):
+    """With the switch off a step is plain decode."""
+    found, steps = run("threshold")
+    assert found.counters["skipped_steps"] > 20 and found.accepted > 0
+    pairs = itertools.pairwise(steps)
+    plain = [step for before, step in pairs if before["rows"] > THRESHOLD and step["decodes"]]
+    assert len(plain) > 20
+    # Under asynchronous scheduling tokens have room for drafts until the scheduler has heard that none are wanted.
+    assert door.is_async or all(step["drafts"] == 0 and step["tokens"] == step["rows"] for step in plain)
+
+
+def test_steps_without_drafts_launch_what_they_launch_without_speculation(door, off, run):
+    _, steps = run("never")
+    decodes = [(a, b) for a, b in zip(off[door.name].steps, steps, strict=True) if a["decodes"]]
+    assert len(decodes) > 80
+    # The scheduler's own count of tokens has room for drafts in it until it has heard that none are wanted.
+    assert [a["rows"] for a, _ in decodes] == [b["rows"] for _, b in decodes]
+    others = [(a["rows"], a["launched"] - b["launched"], b["launched"] - a["launched"]) for a, b in decodes]
+    assert not [one for one in others if one[1] or one[2]]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_costs_drafts_and_changes_no_token(door, off, fault, monkeypatch):
+    said, drafter = [], door.runner.drafter
+    monkeypatch.setattr("sam.vllm.proposer.logger.exception", lambda text, *_: said.append(text))
+    monkeypatch.setitem(drafter.counters, "draft_errors", 0)
+    FAULTS[fault](drafter)
+    found = door.generate(SHORT[:6], SETTINGS[:6])
+    mend(drafter)
+    assert found.tokens == off["sync"].short.tokens[:6]
+    assert found.counters["draft_errors"] > 20 and (found.accepted == 0 or fault != "drafting_raises")
+    assert len(said) == 1 and "drafting failed" in said[0]

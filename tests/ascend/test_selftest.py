@@ -18,7 +18,7 @@ def test_selftest_reports_parity_precision_and_timing(tmp_path):
         capture_output=True,
         text=True,
         timeout=600,
-        env={**os.environ, "PYTHONPATH": f"{HERE / 'start'}:{HERE}"},
+        env={**os.environ, "PYTHONPATH": f"{HERE / 'start'}:{HERE.parents[1]}"},
     )
     assert finished.returncode == 0, finished.stdout[-3000:] + finished.stderr[-3000:]
     report = json.loads((tmp_path / "report.json").read_text())

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.v2.engines import answers, counters_of, engine, prompts
+from tests.sam.engine import matrix
+from tests.v2.engines import counters_of, engine
 
 pytestmark = pytest.mark.engine
 
@@ -18,22 +19,16 @@ if "--multiprocessing-fork" in sys.orig_argv:
 """
 
 
-@pytest.fixture
-def repaired(tmp_path, monkeypatch):
+def test_two_ranks_draft_the_same_and_give_stock_vllms_tokens(model, tmp_path, monkeypatch):
     (tmp_path / "sitecustomize.py").write_text(REPAIRS)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(REPOSITORY)]))
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-
-
-def test_two_ranks_draft_the_same_and_give_stock_vllms_tokens(model, repaired):
-    kinds = ({"temperature": 0.0}, {}, {"temperature": 0.7, "top_k": 30}, {"logprobs": 1})
-    requests = [(f"row_{row}", prompts(2, 24)[row // 2], {"max_tokens": 24} | kind) for row, kind in enumerate(kinds)]
-    ranks = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
-    with engine(model, None, **ranks) as llm:
-        stock = answers(llm, requests)
-    with engine(model, "sam", **ranks) as llm:
-        sam = answers(llm, requests)
-        first, second = llm.collective_rpc(counters_of)
-    assert sam.tokens == stock.tokens and len(sam.tokens) == 4
-    assert sam.accepted > 2 and first["draft_errors"] == 0
-    assert first["tracked_requests"] == 4 and second["tracked_requests"] == second["waited_steps"] == 0
+    rows = (91, 95, 100, 101, 110)
+    with engine(model, ranks=2) as own:
+        stock = matrix.run(own, rows)
+    with engine(model, "sam", ranks=2) as own:
+        matrix.assert_same(matrix.run(own, rows), stock, rows, by=1e-4)
+        first, second = own.llm.collective_rpc(counters_of)
+        assert own.count()["accepted"] > 2
+    assert first["draft_errors"] == 0 and first["tracked_requests"] == len(rows)
+    assert second["tracked_requests"] == second["waited_steps"] == 0

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from tests.v2.engines import answers, engine, prompts
+from tests.sam.engine.tiny_engine import PROMPTS
+from tests.v2.engines import engine
 
 pytestmark = pytest.mark.engine
 
@@ -25,51 +26,54 @@ CASES = {
     "stop_string_kept": {"stop": ["3 w2"], "detokenize": True, "include_stop_str_in_output": True},
     "n_4": {"n": 4, "temperature": 0.8},
     "near_max_model_len": {"max_tokens": 300},
+    "structured_outputs": {"structured_outputs": "(w1[0-9]?[0-9]?)+"},
 }
-ROWS = 2
+ROWS = (1, 5)  # of PROMPTS
 
 
-def requests():
+def answers(own) -> dict[str, list]:
+    """By case: what vLLM gives for each prompt."""
+    from vllm import SamplingParams
     from vllm.sampling_params import StructuredOutputsParams
 
-    structured = {"structured_outputs": StructuredOutputsParams(regex="(w1[0-9]?[0-9]?)+")}
-    drawn = prompts(ROWS)
-    return [
-        (f"{case}_{row}", prompt, settings if "logprobs" in case or row == 0 else settings | {"logprobs": 1})
-        for case, settings in (CASES | {"structured_outputs": structured}).items()
-        for row, prompt in enumerate(drawn if case != "near_max_model_len" else prompts(ROWS, 236))
-    ]
+    prompts, parameters = [], []
+    common = {"temperature": 1.0, "ignore_eos": True, "detokenize": False, "max_tokens": 16}
+    for case, settings in CASES.items():
+        if regex := settings.get("structured_outputs"):
+            settings = {"structured_outputs": StructuredOutputsParams(regex=regex)}
+        for row in ROWS:
+            logprobs = {} if "logprobs" in case or row == ROWS[0] else {"logprobs": 1}
+            prompts.append((PROMPTS[row] * 14)[: 236 if case == "near_max_model_len" else 6])
+            parameters.append(SamplingParams(**common | {"seed": len(prompts)} | logprobs | settings))
+    asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+    outputs = iter(own.llm.generate(asked, parameters, use_tqdm=False))
+    return {case: [next(outputs).outputs for _ in ROWS] for case in CASES}
 
 
 @pytest.fixture(scope="module")
-def runs(model):
-    found = {}
-    for name, method in (("stock", None), ("sam", "sam")):
-        with engine(model, method) as llm:
-            found[name] = answers(llm, requests())
+def stock(model):
+    with engine(model) as own:
+        return answers(own)
+
+
+@pytest.fixture(scope="module")
+def sam(model, stock):
+    with engine(model, "sam") as own:
+        found = answers(own)
+        counters = own.counters()
+        assert own.count()["accepted"] > 50
+    assert counters["draft_errors"] == counters["untracked_requests"] == 0
+    assert counters["tracked_requests"] == sum(len(outputs) for case in found.values() for outputs in case)
     return found
 
 
-@pytest.mark.parametrize("case", [*CASES, "structured_outputs"])
-def test_tokens_are_those_of_stock_vllm(runs, case):
-    names = [name for name in runs["stock"].tokens if name.rsplit("_", 1)[0] == case]
-    assert len(names) == ROWS
-    for name in names:
-        stock, sam = runs["stock"], runs["sam"]
-        assert any(stock.tokens[name])
-        for expected, found in zip(stock.tokens[name], sam.tokens[name], strict=True):
-            # After a stop string vLLM returns the tokens that the same step brought, of which one with drafts has more.
-            length = len(expected) if case.startswith("stop_string") else None
-            assert found[:length] == expected, name
-        assert sam.text[name] == stock.text[name]
-        for expected, found in zip(stock.logprobs[name], sam.logprobs[name], strict=True):
-            for here, there in zip(expected, found[: len(expected)], strict=True):
-                assert list(here) == list(there)
-                assert np.allclose(list(here.values()), list(there.values()), atol=1e-4)
-
-
-def test_drafts_are_accepted_and_nothing_fails(runs):
-    sam = runs["sam"]
-    assert sam.accepted > 50
-    assert sam.counters["draft_errors"] == 0 and sam.counters["untracked_requests"] == 0
-    assert sam.counters["tracked_requests"] == sum(map(len, sam.tokens.values()))
+@pytest.mark.parametrize("case", CASES)
+def test_tokens_are_those_of_stock_vllm(stock, sam, case):
+    for expected, found in zip(sum(stock[case], []), sum(sam[case], []), strict=True):
+        # After a stop string vLLM returns the tokens that the same step brought, of which one with drafts has more.
+        length = len(expected.token_ids) if case.startswith("stop_string") else None
+        assert found.token_ids[:length] == expected.token_ids and found.text == expected.text
+        assert expected.token_ids and (expected.logprobs is None) == (found.logprobs is None)
+        for here, there in zip(expected.logprobs or [], (found.logprobs or [])[:length], strict=True):
+            assert list(here) == list(there)
+            np.testing.assert_allclose(*([one.logprob for one in step.values()] for step in (here, there)), atol=1e-4)

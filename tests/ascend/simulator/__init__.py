@@ -7,11 +7,7 @@ stubs.py builds must be on LD_LIBRARY_PATH and TORCH_DEVICE_BACKEND_AUTOLOAD mus
 
 
 def install() -> None:
-    from simulator import experts, graph, operators, pieces, platform, runtime
+    from tests.ascend.simulator import graph, operators, pieces, platform, runtime
 
-    runtime.install()
-    operators.install()
-    experts.install()
-    graph.install()
-    platform.install()
-    pieces.install()
+    for part in (runtime, operators, graph, platform, pieces):
+        part.install()

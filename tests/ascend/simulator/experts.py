@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from simulator.linear import batch_invariant_linear
-
 SOFTMAX = 0
 
 
-def moe_gating_top_k(x, *, k, renorm, norm_type, eps=1e-20, routed_scaling_factor=1.0, bias_opt=None, **_):
-    """Weights [tokens, k] of the k likeliest experts and their ids. Groups of experts are not simulated."""
-    scores = x.float().softmax(-1) if norm_type == SOFTMAX else x.float().sigmoid()
-    chosen = (scores if bias_opt is None else scores + bias_opt).topk(k, -1).indices
-    weights = scores.gather(1, chosen)
-    if renorm or norm_type != SOFTMAX:
+def moe_gating_top_k(x, *, k, renorm, norm_type, k_group=1, eps=1e-20, routed_scaling_factor=1.0, bias_opt=None, **_):
+    """Weights [tokens, k] of the k likeliest experts and their ids."""
+    assert (norm_type, k_group, bias_opt) == (SOFTMAX, 1, None), "sigmoids, groups of experts, biases"
+    scores = x.float().softmax(-1)
+    weights, chosen = scores.topk(k, -1)
+    if renorm:
         weights = weights / (weights.sum(-1, keepdim=True) + eps)
     return (weights * routed_scaling_factor).to(x.dtype), chosen.to(torch.int32), scores
 
@@ -34,13 +32,12 @@ def npu_moe_init_routing_custom(hidden_states, topk_ids, *, scale=None, active_e
 def npu_grouped_matmul(x, weight, *, bias=None, group_list=None, **_):
     """Rows of each group times its matrix, [groups, in, out]; rows of no group stay zero."""
     (rows,), (matrices,) = x, weight
+    assert bias is None
     output = rows.new_zeros(len(rows), matrices.shape[2])
     start = 0
-    for group, count in enumerate(group_list.tolist()):
-        part = rows[start : start + count]
+    for matrix, count in zip(matrices, group_list.tolist(), strict=True):
         if count:
-            own_bias = bias[0][group] if bias is not None else None
-            output[start : start + count] = batch_invariant_linear(part, matrices[group].T, own_bias)
+            output[start : start + count] = torch.nn.functional.linear(rows[start : start + count], matrix.T)
         start += count
     return [output]
 
@@ -52,24 +49,5 @@ def npu_moe_token_unpermute(permuted_tokens, sorted_indices, probs):
     return (rows * probs[:, :, None].to(rows.dtype)).sum(1)
 
 
-def _torch_npu():
-    import torch_npu
-
-    return torch_npu
-
-
-def _own_kernels():
-    return torch.ops._C_ascend  # vllm-ascend's, not built here
-
-
-OPERATORS = (
-    (_own_kernels, moe_gating_top_k),
-    (_own_kernels, npu_moe_init_routing_custom),
-    (_torch_npu, npu_grouped_matmul),
-    (_torch_npu, npu_moe_token_unpermute),
-)
-
-
-def install() -> None:
-    for namespace, function in OPERATORS:
-        setattr(namespace(), function.__name__, function)
+FUSED = (npu_grouped_matmul, npu_moe_token_unpermute)  # torch-npu's
+OWN_KERNELS = (moe_gating_top_k, npu_moe_init_routing_custom)  # vllm-ascend's, not built here

@@ -8,21 +8,14 @@ here; a device would hang.
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from dataclasses import dataclass
 
 import torch
 from torch.distributed import Work
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten
 
-from simulator import experts, launches, runtime
-
-COUNTS: Counter[str] = Counter()  # captures, replays, updates
-REPLACED = (
-    "npu_rms_norm", "npu_add_rms_norm", "npu_swiglu", "_npu_reshape_and_cache", "npu_scatter_pa_kv_cache",
-    "_npu_rotary_embedding", "_npu_paged_attention",
-)  # fmt: skip
+from tests.ascend.simulator import experts, launches, operators, runtime
 
 
 @dataclass
@@ -53,11 +46,7 @@ class NPUGraph:
     def __init__(self):
         self.steps: list = []
 
-    def record(self, name: str, function, arguments: tuple, keywords: dict, output) -> None:
-        self.steps.append(_Call(name, function, arguments, keywords, output))
-
     def replay(self) -> None:
-        COUNTS["replays"] += 1
         launches.count(launches.signature(self.steps))
         if _State.under_way:
             raise RuntimeError("the replay before this one still waits for its attention's arguments")
@@ -87,8 +76,7 @@ def _go_on() -> None:
 
 
 class ExternalEvent(runtime.Event):
-    def __init__(self, *_, **__):
-        self.is_set = False
+    is_set = False
 
     def wait(self, *_):
         if _State.recording is not None:
@@ -105,43 +93,30 @@ class ExternalEvent(runtime.Event):
         _go_on()
 
 
-class _Recorder(TorchDispatchMode):
-    def __init__(self, graph: NPUGraph):
+class _Recorder(launches.Watching):
+    def __init__(self, graph: NPUGraph, whole: tuple[str, ...]):
         super().__init__()
-        self.graph = graph
+        self.graph, self.whole = graph, whole
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if func.namespace == "vllm":  # vLLM's own operators are made of others, which are what is recorded
-            with self:
-                return func.decompose(*args, **kwargs)
+    def see(self, func, args, kwargs):
+        _State.recording = None  # what it calls is its own
         output = func(*args, **kwargs)
-        self.graph.record(func.name(), func, args, kwargs, output)
+        _State.recording = self.graph
+        self.graph.steps.append(_Call(func.name(), func, args, kwargs, output))
         return output
 
 
 @contextlib.contextmanager
-def recording(graph: NPUGraph):
-    """What is called as a Python function is recorded in `graph`."""
+def capture(graph: NPUGraph, pool=None, whole: tuple[str, ...] = (), **_):
+    """`whole`: vLLM's operators that are recorded as one call, not as what they are made of."""
     if _State.recording is not None:
         raise RuntimeError("a capture within a capture")
-    COUNTS["captures"] += 1
     _State.recording = graph
     try:
-        yield
+        with _Recorder(graph, whole):
+            yield
     finally:
         _State.recording = None
-
-
-def continue_in(graph: NPUGraph) -> None:
-    """The recording goes on in another graph."""
-    _State.recording = graph
-
-
-@contextlib.contextmanager
-def capture(graph: NPUGraph, pool=None, **_):
-    with recording(graph), _Recorder(graph):
-        yield
 
 
 def task_group_begin(_stream) -> None:
@@ -166,7 +141,6 @@ def _recorded(name: str, function):
 
     def call(*arguments, **keywords):
         if _State.updating is not None:
-            COUNTS["updates"] += 1
             launches.count(f"update of {name}")
             graph, first, end = _State.updating
             (step,) = [s for s in graph.steps[first:end] if isinstance(s, _Call) and s.name == name]
@@ -176,7 +150,7 @@ def _recorded(name: str, function):
             return function(*arguments, **keywords)
         with _disable_current_modes():
             output = function(*arguments, **keywords)
-        _State.recording.record(name, function, arguments, keywords, output)
+        _State.recording.steps.append(_Call(name, function, arguments, keywords, output))
         return output
 
     return call
@@ -206,11 +180,12 @@ def install() -> None:
     npu.graph_task_group_begin, npu.graph_task_group_end = task_group_begin, task_group_end
     npu.graph_task_update_begin, npu.graph_task_update_end = task_update_begin, task_update_end
     npu.is_current_stream_capturing = lambda: _State.recording is not None
-    for name in REPLACED:
-        setattr(torch_npu, name, _recorded(name, getattr(torch_npu, name)))
-    for namespace, function in experts.OPERATORS:
+    attention = _Attention(torch_npu.npu_fused_infer_attention_score)
+    for function in operators.OPERATORS:
         name = function.__name__
-        setattr(namespace(), name, _recorded(name, getattr(namespace(), name)))
-    torch_npu.npu_fused_infer_attention_score = _Attention(torch_npu.npu_fused_infer_attention_score)
+        setattr(torch_npu, name, _recorded(name, getattr(torch_npu, name)))
+    for owner, functions in ((torch_npu, experts.FUSED), (torch.ops._C_ascend, experts.OWN_KERNELS)):
+        for function in functions:
+            setattr(owner, function.__name__, _recorded(function.__name__, function))
+    torch_npu.npu_fused_infer_attention_score = attention
     torch_npu._npu_fused_infer_attention_score_get_max_workspace = lambda **_: torch.empty(1)
-    torch_npu._npu_paged_attention_get_workspace = lambda **_: torch.empty(1)

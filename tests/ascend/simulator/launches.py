@@ -16,12 +16,31 @@ OWN_KERNELS = ("npu", "atb")  # namespaces of what operators.py answers, which c
 
 
 class _State:
-    launched: Counter | None = None  # of the step under way
+    launched: Counter = Counter()  # of the step under way
     hidden = 0  # depth of what is no launch of its own
 
 
+class Watching(TorchDispatchMode):
+    """Shows `see` every operator; vLLM's own, which are made of others, as those but for `whole`."""
+
+    whole: tuple[str, ...] = ()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "vllm" and func.name() not in self.whole:
+            with self:
+                return func.decompose(*args, **kwargs or {})
+        return self.see(func, args, kwargs or {})
+
+
+class _Counting(Watching):
+    def see(self, func, args, kwargs):
+        if func.namespace not in OWN_KERNELS and not func.is_view:  # a view asks nothing of the device
+            count(func.name())
+        return func(*args, **kwargs)
+
+
 def count(name: str) -> None:
-    if _State.launched is not None and not _State.hidden:
+    if not _State.hidden:
         _State.launched[name] += 1
 
 
@@ -48,57 +67,29 @@ def signature(steps: list) -> str:
     return f"graph of {len(calls)} calls {hashlib.sha256(repr(calls).encode()).hexdigest()[:12]}"
 
 
-class _Counting(TorchDispatchMode):
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if func.namespace == "vllm":  # made of others
-            with self:
-                return func.decompose(*args, **kwargs)
-        if func.namespace not in OWN_KERNELS and not func.is_view:  # a view asks nothing of the device
-            count(func.name())
-        return func(*args, **kwargs)
-
-
-def attach(runner, modes: Counter) -> list[dict]:
+def attach(runner) -> list[dict]:
     """The steps of a model runner from now on.
 
-    Each has `rows` (requests), `tokens`, `drafts` (draft tokens), `decodes` (no request is in its prompt), `graph` (the
-    mode that was dispatched) and `launched` (operators by name, sampling included).
+    Each has `rows` (requests), `tokens`, `drafts` (draft tokens), `decodes` (no request is in its prompt), `launched`
+    (operators by name, sampling included).
     """
     steps: list[dict] = []
     execute, sample = runner.execute_model, runner.sample_tokens
 
-    @contextlib.contextmanager
-    def counted(launched):
-        _State.launched = launched
-        try:
-            with _Counting():
-                yield
-        finally:
-            _State.launched = None
-
     def execute_model(scheduled, *arguments, **keywords):
-        if not scheduled.total_num_scheduled_tokens:
-            return execute(scheduled, *arguments, **keywords)
-        before, launched = Counter(modes), Counter()
-        with counted(launched):
+        launched = _State.launched = Counter()
+        with _Counting():
             result = execute(scheduled, *arguments, **keywords)
-        rows = [runner.requests[name] for name in scheduled.num_scheduled_tokens]
-        ((mode, _),) = (Counter(modes) - before).items()
-        steps.append(
-            {
-                "rows": len(rows),
-                "tokens": scheduled.total_num_scheduled_tokens,
-                "drafts": sum(map(len, scheduled.scheduled_spec_decode_tokens.values())),
-                "decodes": all(one.num_computed_tokens >= one.num_prompt_tokens for one in rows),
-                "graph": mode,
-                "launched": launched,
-            }
-        )
+        if scheduled.total_num_scheduled_tokens:
+            rows = [runner.requests[name] for name in scheduled.num_scheduled_tokens]
+            step = {"rows": len(rows), "tokens": scheduled.total_num_scheduled_tokens, "launched": launched}
+            step["drafts"] = sum(map(len, scheduled.scheduled_spec_decode_tokens.values()))
+            step["decodes"] = all(one.num_computed_tokens >= one.num_prompt_tokens for one in rows)
+            steps.append(step)
         return result
 
     def sample_tokens(*arguments, **keywords):
-        with counted(steps[-1]["launched"] if steps else Counter()):
+        with _Counting():
             return sample(*arguments, **keywords)
 
     runner.execute_model, runner.sample_tokens = execute_model, sample_tokens

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections import Counter
 
 import torch
 
-from simulator import launches
-
-CALLS: Counter[str] = Counter()  # calls of each operator
+from tests.ascend.simulator import launches
 
 
 def npu_format_cast(tensor, _format):
@@ -39,10 +36,6 @@ def _npu_reshape_and_cache(key, value, key_cache, value_cache, slot_indices):
         cache.view(-1, *cache.shape[2:])[slots] = new[: len(slot_indices)][used].to(cache.dtype)
 
 
-def npu_scatter_pa_kv_cache(key, value, key_cache, value_cache, slot_mapping):
-    _npu_reshape_and_cache(key, value, key_cache, value_cache, slot_mapping)
-
-
 def _attend(query, key, value, scale, causal):
     """query: [length, heads, size]; key and value: [context, key heads, size]. One query row at a time.
 
@@ -63,7 +56,7 @@ def npu_fused_infer_attention_score(
     query, key, value, *, block_table=None, input_layout="TND", block_size=128, actual_seq_lengths=None,
     actual_seq_lengths_kv=None, num_key_value_heads=None, scale=1.0, sparse_mode=0,
 ):  # fmt: skip
-    assert input_layout == "TND", input_layout
+    assert input_layout == "TND" and sparse_mode in (0, 3), (input_layout, sparse_mode)  # no window, no tree
     # The operator's own condition on this layout.
     assert len(query) == actual_seq_lengths[-1], (len(query), actual_seq_lengths)
     output = torch.zeros_like(query)
@@ -79,53 +72,24 @@ def npu_fused_infer_attention_score(
             shape = (-1, num_key_value_heads, query.shape[-1])
             keys, values = (cache[blocks].reshape(shape)[:length] for cache in (key, value))
         if end > start and len(keys):
-            output[start:end] = _attend(query[start:end], keys, values, scale, sparse_mode in (2, 3))
+            output[start:end] = _attend(query[start:end], keys, values, scale, sparse_mode == 3)
         start = end
     return output, torch.empty(1)
 
 
-def _npu_paged_attention(
-    query, key_cache, value_cache, num_kv_heads, num_heads, scale_value, block_table, context_lens, out,
-    workspace=None,
-):  # fmt: skip
-    """One token a request; context_lens: int [requests]."""
-    lengths = context_lens[: len(query)].tolist()
-    result, _ = npu_fused_infer_attention_score(
-        query, key_cache, value_cache, block_table=block_table, block_size=key_cache.shape[1],
-        actual_seq_lengths=list(range(1, len(lengths) + 1)), actual_seq_lengths_kv=lengths,
-        num_key_value_heads=num_kv_heads, scale=scale_value, sparse_mode=3,
-    )  # fmt: skip
-    out.copy_(result.view_as(out))
-
-
-def npu_top_k_top_p(logits, p, k):
+def npu_top_k_top_p(logits, p=None, k=None):
     from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch
 
     return apply_top_k_top_p_pytorch(logits.clone(), k, p)
 
 
-def npu_rotary_mul(x, cos, sin):
-    first, second = x.float().chunk(2, -1)
-    return (x.float() * cos.float() + torch.cat((-second, first), -1) * sin.float()).to(x.dtype)
-
-
 def _npu_rotary_embedding(positions, query, key, head_size, cos_sin_cache, is_neox):
+    assert is_neox, "interleaved halves"
     cos, sin = (half[:, None] for half in cos_sin_cache[positions.long()].float().chunk(2, -1))
     for tensor in (query, key):
-        heads = tensor.view(positions.numel(), -1, head_size)
-        rotated = heads[..., : 2 * cos.shape[-1]]
-        x = rotated.float()
-        if is_neox:
-            a, b = x.chunk(2, -1)
-            turned = torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
-        else:
-            a, b = x[..., ::2], x[..., 1::2]
-            turned = torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2)
-        rotated.copy_(turned.to(x.dtype))
-
-
-def npu_prefetch(*_):
-    """Only a hint."""
+        rotated = tensor.view(positions.numel(), -1, head_size)[..., : 2 * cos.shape[-1]]
+        a, b = rotated.float().chunk(2, -1)
+        rotated.copy_(torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(tensor.dtype))
 
 
 def _npu_matmul_add_fp32(*_):
@@ -133,9 +97,8 @@ def _npu_matmul_add_fp32(*_):
 
 
 OPERATORS = (
-    npu_format_cast, npu_rms_norm, npu_add_rms_norm, npu_swiglu, _npu_reshape_and_cache, npu_scatter_pa_kv_cache,
-    npu_fused_infer_attention_score, _npu_paged_attention, npu_top_k_top_p, npu_rotary_mul, _npu_rotary_embedding,
-    npu_prefetch, _npu_matmul_add_fp32,
+    npu_format_cast, npu_rms_norm, npu_add_rms_norm, npu_swiglu, _npu_reshape_and_cache,
+    npu_fused_infer_attention_score, npu_top_k_top_p, _npu_rotary_embedding, _npu_matmul_add_fp32,
 )  # fmt: skip
 
 
@@ -143,13 +106,11 @@ def _kernel(function):
     """`function` with the arguments that it knows; the real operator's others are hints."""
     parameters = inspect.signature(function).parameters
     positional = [p for p in parameters.values() if p.kind == p.POSITIONAL_OR_KEYWORD]
-    takes_all = any(p.kind == p.VAR_POSITIONAL for p in parameters.values())
 
     def kernel(*arguments, **keywords):
-        CALLS[function.__name__] += 1
         known = {name: value for name, value in keywords.items() if name in parameters}
         with launches.inside(function.__name__):
-            return function(*(arguments if takes_all else arguments[: len(positional)]), **known)
+            return function(*arguments[: len(positional)], **known)
 
     kernel.__name__ = function.__name__
     return kernel

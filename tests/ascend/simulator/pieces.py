@@ -1,48 +1,15 @@
-"""PIECEWISE graphs on the CPU: a model cut at vLLM's own splitting operators, its pieces captured and replayed.
+"""PIECEWISE graphs on the CPU: vLLM's splitting operators run anew in every step, with that step's attention arguments.
 
-vLLM lets torch.compile cut the model and vllm-ascend capture each piece. Here nothing is compiled: the model runs once,
-is cut where such an operator is called, and each piece is recorded; the operators between them run anew in every step,
-with that step's attention arguments. Which step replays which size is decided by the published code.
+vLLM lets torch.compile cut the model there and vllm-ascend capture each piece. Here nothing is compiled: the model is
+recorded once for a size, and such an operator as one call, whose insides are not. Which step replays which size is
+decided by the published code.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from simulator import graph
-
-
-@dataclass
-class _Between:
-    function: object
-    arguments: tuple
-    keywords: dict
-
-    def replay(self) -> None:
-        self.function(*self.arguments, **self.keywords)
-
-
-class _Cutter(TorchDispatchMode):
-    def __init__(self, splitting: list[str]):
-        super().__init__()
-        self.splitting = splitting
-        self.parts: list = [graph.NPUGraph()]
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if func.name() in self.splitting:
-            self.parts += [_Between(func, args, kwargs), graph.NPUGraph()]
-            graph.continue_in(self.parts[-1])
-            return func(*args, **kwargs)
-        if func.namespace == "vllm":  # made of others
-            with self:
-                return func.decompose(*args, **kwargs)
-        output = func(*args, **kwargs)
-        self.parts[-1].record(func.name(), func, args, kwargs, output)
-        return output
+from tests.ascend.simulator import graph
 
 
 class Pieces:
@@ -50,7 +17,7 @@ class Pieces:
 
     def __init__(self, forward, compilation_config):
         self._forward = forward
-        self._config = compilation_config
+        self._splitting = tuple(compilation_config.splitting_ops)
         self._captured: dict = {}
 
     def __call__(self, *arguments, **keywords):
@@ -61,17 +28,15 @@ class Pieces:
         context = get_forward_context()
         if context.cudagraph_runtime_mode != CUDAGraphMode.PIECEWISE:
             return self._forward(*arguments, **keywords)
-        size = context.batch_descriptor
-        if size not in self._captured:
-            validate_cudagraph_capturing_enabled()
-            cutter = _Cutter(self._config.splitting_ops)
-            with graph.recording(cutter.parts[0]), cutter:
-                output = self._forward(*arguments, **keywords)
-            self._captured[size] = cutter.parts, output
+        if recorded := self._captured.get(context.batch_descriptor):
+            pieces, output = recorded
+            pieces.replay()
             return output
-        parts, output = self._captured[size]
-        for part in parts:
-            part.replay()
+        validate_cudagraph_capturing_enabled()
+        pieces = graph.NPUGraph()
+        with graph.capture(pieces, whole=self._splitting):
+            output = self._forward(*arguments, **keywords)
+        self._captured[context.batch_descriptor] = pieces, output
         return output
 
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 import tempfile
 import types
-from collections import Counter
 from pathlib import Path
 
 import torch
-
-MODES: Counter[str] = Counter()  # graph mode of every step that is no dummy: NONE, PIECEWISE, FULL
 
 
 class _Torch(types.ModuleType):
@@ -30,25 +27,11 @@ class SlotMapping:
     """vLLM's Triton kernel `_compute_slot_mapping_kernel`, which needs a device."""
 
     def __getitem__(self, grid):
-        def launch(
-            num_tokens,
-            max_num_tokens,
-            query_start_loc,
-            positions,
-            block_table,
-            _stride,
-            block_size,
-            slots,
-            *,
-            PAD_ID,
-            **_,
-        ):
-            slots[num_tokens:max_num_tokens] = PAD_ID
-            for request in range(grid[0] - 1):
-                start, end = int(query_start_loc[request]), int(query_start_loc[request + 1])
-                where = positions[start:end].long()
-                blocks = block_table[request, where // block_size].long()
-                slots[start:end] = (blocks * block_size + where % block_size).to(slots.dtype)
+        def launch(count, padded, starts, positions, block_table, _stride, size, slots, *, PAD_ID, **_):
+            slots[count:padded] = PAD_ID
+            requests = torch.arange(grid[0] - 1).repeat_interleave(starts[: grid[0]].diff())
+            where = positions[: len(requests)]
+            slots[: len(requests)] = block_table[requests, where // size] * size + where % size
 
         return launch
 
@@ -89,7 +72,6 @@ def install() -> None:
     import vllm_ascend.worker.block_table as block_table
     import vllm_ascend.worker.model_runner_v1 as model_runner
     from vllm.config import CUDAGraphMode
-    from vllm.triton_utils import HAS_TRITON
 
     worker.torch = _Torch("torch")
     start_distributed = worker.init_distributed_environment
@@ -100,17 +82,8 @@ def install() -> None:
         start_distributed(size, rank, f"file://{meeting}", local_rank, "gloo")
 
     worker.init_distributed_environment = start_gloo
-    if not HAS_TRITON:
-        block_table._compute_slot_mapping_kernel = SlotMapping()
-    runner = model_runner.NPUModelRunner
+    block_table._compute_slot_mapping_kernel = SlotMapping()
     # The published condition asks for compilation, which there is none of here.
-    runner._use_aclgraph = lambda self: self.compilation_config.cudagraph_mode != CUDAGraphMode.NONE
-    determine = runner._determine_batch_execution_and_padding
-
-    def counted(self, *arguments, **keywords):
-        result = determine(self, *arguments, **keywords)
-        if keywords.get("force_uniform_decode") is None:
-            MODES[result[0].name] += 1
-        return result
-
-    runner._determine_batch_execution_and_padding = counted
+    model_runner.NPUModelRunner._use_aclgraph = lambda self: (
+        self.compilation_config.cudagraph_mode != CUDAGraphMode.NONE
+    )

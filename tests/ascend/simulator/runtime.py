@@ -1,4 +1,4 @@
-"""torch.npu's runtime on the CPU: streams and events that are always done, memory that is never short."""
+"""torch.npu's runtime on the CPU: work that is done when it is called, memory that is never short."""
 
 from __future__ import annotations
 
@@ -12,63 +12,29 @@ from unittest.mock import MagicMock
 
 import torch
 
-from simulator.linear import batch_invariant_linear
+from tests.sam.engine.async_cpu import Event
+from tests.sam.engine.async_cpu import Stream as CpuStream
 
 MEMORY = 8 << 30
 STEP = 1 << 20  # what a question about free memory takes from it: vLLM wants to see memory being used
+# With fewer rows the matrix libraries of a CPU take kernels whose sums round differently (seen below 16 rows with MKL).
+INVARIANT_ROWS = 32
 
 
-class Stream:
-    """All work is done when it is called, so there is nothing to wait for."""
-
-    npu_stream = 0
-
-    def __init__(self, *_, **__):
-        pass
-
-    def wait_stream(self, *_):
-        pass
-
-    wait_event = synchronize = wait_stream
-
+class Stream(CpuStream):
     def record_event(self, event=None):
-        return event or Event()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-
-class Event:
-    def __init__(self, *_, **__):
-        pass
-
-    def record(self, *_):
-        pass
-
-    wait = reset = synchronize = record
-
-    def query(self) -> bool:
-        return True
-
-    def elapsed_time(self, _other) -> float:
-        return 0.0
+        event = event or Event()
+        event.record()
+        return event
 
 
 class _Memory:
-    free = MEMORY - (2 << 30)
+    free = MEMORY
 
     @classmethod
     def info(cls, *_) -> tuple[int, int]:
         cls.free -= STEP
         return cls.free, MEMORY
-
-
-@contextlib.contextmanager
-def _stream_scope(_stream=None):
-    yield
 
 
 def _nothing(*_, **__) -> None:
@@ -81,9 +47,6 @@ def _module(name: str, **content) -> None:
     module.__path__ = []
     vars(module).update(content)
     sys.modules[name] = module
-    parent, _, child = name.rpartition(".")
-    if parent:
-        setattr(sys.modules[parent], child, module)
 
 
 def _on_cpu(function):
@@ -99,6 +62,18 @@ def _on_cpu(function):
     return call
 
 
+def _batch_invariant(linear):
+    """Rows that do not depend on how many there are, as in vllm-ascend's batch-invariant mode: few are padded."""
+
+    def padded(x, weight, bias=None):
+        rows = x.shape[0]
+        if x.dim() != 2 or rows >= INVARIANT_ROWS:
+            return linear(x, weight, bias)
+        return linear(torch.nn.functional.pad(x, (0, 0, 0, INVARIANT_ROWS - rows)), weight, bias)[:rows]
+
+    return padded
+
+
 def install() -> None:
     import torch_npu
 
@@ -111,14 +86,9 @@ def install() -> None:
 
     npu = torch_npu.npu
     current = Stream()
-    properties = types.SimpleNamespace(
-        name="Ascend910B3",
-        total_memory=MEMORY,
-        cube_core_num=20,
-        vector_core_num=40,
-        multi_processor_count=20,
-        uuid="0",
-    )
+    names = {"name": "Ascend910B3", "uuid": "0"}
+    cores = {"cube_core_num": 20, "vector_core_num": 40, "multi_processor_count": 20}
+    properties = types.SimpleNamespace(total_memory=MEMORY, **names, **cores)
     values = {
         "current_device": 0,
         "device_count": 2,
@@ -130,22 +100,18 @@ def install() -> None:
         "memory_reserved": 0,
         "memory_allocated": 0,
         "max_memory_allocated": 0,
+        "memory_stats": defaultdict(int),
         "get_device_properties": properties,
         "get_device_name": properties.name,
         "get_soc_version": 223,
-        "is_current_stream_capturing": False,
+        **dict.fromkeys(("set_stream", "synchronize", "empty_cache", "set_device", "reset_peak_memory_stats")),
+        **dict.fromkeys(("set_compile_mode", "manual_seed", "manual_seed_all")),
     }
     for name, value in values.items():
         setattr(npu, name, lambda *_, value=value, **__: value)
-    for name in ("set_stream", "synchronize", "empty_cache", "set_device", "reset_peak_memory_stats"):
-        setattr(npu, name, _nothing)
-    for name in ("set_compile_mode", "manual_seed", "manual_seed_all"):
-        setattr(npu, name, _nothing)
-    npu.Stream, npu.Event, npu.ExternalEvent = Stream, Event, Event
-    npu.stream = _stream_scope
-    npu.device = lambda *_: contextlib.nullcontext()
-    npu.mem_get_info = _Memory.info
-    npu.memory_stats = lambda *_: defaultdict(int)
+    npu.Stream, npu.Event = Stream, Event
+    npu.stream = npu.device = contextlib.nullcontext
+    npu.mem_get_info = torch.accelerator.get_memory_info = _Memory.info
     npu.graph_pool_handle = object
     npu.config = types.SimpleNamespace(allow_internal_format=False)
     npu.memory = MagicMock()
@@ -159,10 +125,8 @@ def install() -> None:
     )
     torch.accelerator.synchronize = _nothing
     torch.accelerator.current_device_index = lambda: 0
-    torch.accelerator.get_memory_info = _Memory.info
     for name in ("tensor", "arange", "ones", "zeros", "full", "empty", "randint", "empty_like", "zeros_like"):
         setattr(torch, name, _on_cpu(getattr(torch, name)))
-    # As in vllm-ascend's batch-invariant mode; on a CPU few rows are multiplied by other kernels than many.
-    torch.nn.functional.linear = batch_invariant_linear
-    torch.Tensor.npu = lambda tensor, *_, **__: tensor
-    torch.Tensor.pin_memory = lambda tensor, *_, **__: tensor
+    # On a CPU few rows are multiplied by other kernels than many.
+    torch.nn.functional.linear = _batch_invariant(torch.nn.functional.linear)
+    torch.Tensor.npu = torch.Tensor.pin_memory = lambda tensor, *_, **__: tensor

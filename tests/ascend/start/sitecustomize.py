@@ -1,5 +1,5 @@
 """On PYTHONPATH, it puts the simulated NPU under every Python process that is started."""
 
-import simulator
+from tests.ascend import simulator
 
 simulator.install()
