@@ -56,8 +56,9 @@ fast)
     # What composes dozens of configs or starts dozens of programs takes minutes.
     for slow in preflight tiny test_qwen3_configs.py test_scripts.py; do quick+=(--ignore "tests/recipe/$slow"); done
     # Importing vLLM takes ten seconds: the second one's tests alone do.
-    first=(--ignore tests/sam/engine --ignore tests/sam/vllm tests/sam tests/test_wheel.py)
-    second=(tests/recipe tests/sam/vllm tests/test_doctests.py tests/test_layers.py)
+    needs_vllm=(tests/sam/vllm tests/sam/test_config.py tests/test_doctests.py tests/test_layers.py)
+    first=(tests/sam tests/test_wheel.py "${needs_vllm[@]/#/--ignore=}" --ignore=tests/sam/engine)
+    second=(tests/recipe "${needs_vllm[@]}")
     side_by_side "${quick[@]}" "${first[@]}" "$@" -- "${quick[@]}" "${second[@]}" "$@"
     exit
     ;;
