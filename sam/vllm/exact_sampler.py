@@ -109,7 +109,9 @@ class ExactSampler:
             texts = [[*output, *draft] for output, draft in zip(metadata.output_token_ids, specs, strict=False)]
             holder.update_state(texts, specs)
         further = replace(metadata, spec_token_ids=[[*draft, NO_DRAFT] for draft in specs])
-        counts = SimpleNamespace(num_draft_tokens=[1 + count for count in drafts.num_draft_tokens])
+        numbers = [1 + count for count in drafts.num_draft_tokens]
+        ends = sent(np.cumsum(numbers, dtype=np.int32), logits.device)  # which only vllm-ascend's reads
+        counts = SimpleNamespace(num_draft_tokens=numbers, cu_num_draft_tokens=ends)
         return self.runner.rejection_sampler.apply_logits_processors(logits, further, counts)
 
     def draw(self, processed, rows: _Rows, metadata) -> torch.Tensor:

@@ -3,12 +3,9 @@
 import vllm_ascend.utils
 from vllm_ascend.compilation import acl_graph
 
-from tests.sam.engine import matrix
 from tests.sam.engine.tiny_engine import Engine
 
-# Requests of the matrix that are asked. None with a penalty: without Triton AscendRejectionSampler does not repeat
-# penalties for the rows of drafts, and it reads counts of drafts that sam.vllm.exact_sampler does not give it.
-ROWS = [row for row in range(64) if "repetition_penalty" not in matrix.settings(row)]
+ROWS = range(64)  # requests of the matrix that are asked
 # vllm-ascend's blocks have 128 tokens, whatever is asked: of 17 one is never used.
 SQUEEZED = {"batch": 40, "num_gpu_blocks_override": 17, "max_num_batched_tokens": 112}
 

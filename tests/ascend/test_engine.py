@@ -83,9 +83,9 @@ def test_vllm_ascends_own_eagle_is_left_as_it_is_and_verified_exactly(model, off
     fit_output_layer(model, tmp_path, [prompt + list(one) for prompt, one in zip(SHORT, answers.tokens, strict=True)])
     drafter = {"speculative_config": {"method": "eagle3", "model": str(tmp_path), "num_speculative_tokens": K}}
     with engine(model, **drafter) as own:
+        assert installed(own.runner) == status("AscendEagleProposer")
         found = own.generate(SHORT)
     assert_same(found, answers)
-    assert found.installed == status("AscendEagleProposer")
     assert found.drafted > 1000 > found.accepted > 5
     with pytest.raises(ValueError, match="verification=exact.*'eagle3'.*async_scheduling=False"):
         engine(model, None, True, **drafter)
@@ -95,7 +95,7 @@ def test_rejection_sampling_gives_the_same_greedy_tokens(model, off):
     with engine(model, "sam", True, speculation={"verification": "rejection"}) as own:
         found = own.generate(SHORT[::3], SETTINGS[::3])
         assert found.tokens == off["sync"].short.tokens[::3] and found.accepted > 5
-        assert found.installed == status("AscendAsyncSamProposer", "rejection", asynchronous=True)
+        assert installed(own.runner) == status("AscendAsyncSamProposer", "rejection", asynchronous=True)
         assert_without_errors(own)
 
 
