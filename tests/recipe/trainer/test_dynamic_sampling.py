@@ -2,6 +2,7 @@
 
 import random
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from omegaconf import OmegaConf
 
 from sam_recipe.rollout import prompt_uid
 from sam_recipe.rollout.agent_loop import FAILURE
-from sam_recipe.trainer import dynamic_sampling
+from sam_recipe.trainer import dapo_trainer, dynamic_sampling
 from sam_recipe.trainer.dynamic_sampling import DapoRounds
 
 
@@ -163,3 +164,15 @@ def test_metrics_are_those_that_the_reward_gives(make):
     sampler, _ = make([MIXED] * 4, metric="accuracy")
     with pytest.raises(ValueError, match="filter_groups.metric=accuracy: the reward gave reward, acc for sample 0 of"):
         sampler.sample(1, "train", 2)
+
+
+def test_a_users_sampler_need_not_know_of_rounds(monkeypatch):
+    asked, verls = [], dapo_trainer.PPOTrainerSync
+    monkeypatch.setattr(verls, "_add_batch_to_generate", lambda _: asked.append("verl's"))
+    monkeypatch.setattr(verls, "_compute_metrics", lambda *_: None)
+    trainer = object.__new__(dapo_trainer.DapoTrainer)
+    trainer.replay_buffer, trainer.sam_steps = object(), []
+    trainer.record = SimpleNamespace(append_metrics=lambda step, metrics: asked.append(metrics))
+    trainer._add_batch_to_generate()
+    trainer._compute_metrics(None, {"a": 1}, {}, 1, 0)
+    assert asked == ["verl's", {"a": 1}]

@@ -1,4 +1,4 @@
-"""What a step costs under asynchronous scheduling, counted: waits for the device and copies."""
+"""What a step costs under asynchronous scheduling, counted: waits for the device and copies; and tokens it misses."""
 
 from collections import Counter
 
@@ -7,6 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sam.sharing.client import Client
 from sam.switch.policies import make_policy
+from sam.vllm.async_proposer import SampledStep
 from tests.sam.engine.async_cpu import Event
 from tests.sam.engine.tiny_engine import PROMPTS, Engine, assert_same
 
@@ -97,3 +98,21 @@ def test_with_drafts_a_step_waits_once_more(engine, off, counted_off):
     on, found = steps_of(engine, [])
     assert_same(on, off)
     assert on.accepted > 50 and max(waits for waits, _ in found) == 1 + max(waits for waits, _ in counted_off)
+
+
+def test_tokens_that_cannot_be_read_cost_drafts_and_change_no_token(engine, off, monkeypatch):
+    read, calls = SampledStep.read, []
+
+    def broken(step):
+        calls.append(step)
+        if len(calls) == 20:
+            raise RuntimeError("broken on purpose")
+        read(step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.runner.drafter, "policy", make_policy("never", 3, 0))
+        patch.setattr(SampledStep, "read", broken)
+        found = engine.generate()
+    assert_same(found, off)
+    assert len(calls) > 20 and found.counters["draft_errors"] > 0
+    assert engine.generate().accepted > 50, "until their requests have ended"

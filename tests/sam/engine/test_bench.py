@@ -49,13 +49,16 @@ def test_sam_and_a_draft_model_beside_it(bench, model):
 
 
 def test_forced_text_on_a_config_alone(bench, model, tmp_path):
-    """Random weights, no tokenizer: real text is emitted. Each response repeats its first third."""
+    """As a GPU is measured that has no network and is lent for minutes: random weights, no tokenizer, real text is
+    emitted, and the same words go on. Each response repeats its first third."""
     (tmp_path / "config alone").mkdir()
     shutil.copy(f"{model.path}/config.json", tmp_path / "config alone")
     texts = [np.random.default_rng(seed).permutation(VOCABULARY)[:40].tolist() for seed in range(7)]
     text = [{"prompt_tokens": [1, 2, seed], "response_tokens": one + one[:20]} for seed, one in enumerate(texts)]
-    load = ["--requests", "1", "--samples", "1", "--responses", "6", "--load-format", "dummy"]
-    rows = bench(text, "--text", tmp_path / "config alone", *load, "--variants", "stock", "sam")
+    load = ["--requests", "1", "--samples", "1", "--responses", "6", "--load-format", "dummy", "--resume"]
+    words = (text, "--text", tmp_path / "config alone", *load, "--variants", "stock", "sam")
+    rows = bench(*words)
     stock, sam = rows["stock", 1], rows["sam", 1]
     assert stock["responses"] == sam["responses"] == 6 and stock["steps"] == 360 > sam["steps"]
     assert stock["drafted"] is None and 6 * 10 < sam["accepted"] <= 6 * 20
+    assert bench(*words) == rows, "nothing is left to do"
