@@ -49,6 +49,7 @@ class ExactSampler:
     def __init__(self, runner):
         self.runner = runner
         self._rng_keys: dict[str, int] = {}
+        self._masked = None  # the metadata whose mask is right
 
     def __call__(self, logits: torch.Tensor, spec_decode_metadata) -> SamplerOutput:
         batch, drafts = self.runner.input_batch, spec_decode_metadata
@@ -57,6 +58,9 @@ class ExactSampler:
         batch.generators.clear()
         hooks.fill_last_placeholder(self.runner)
         metadata = batch.sampling_metadata
+        if metadata.allowed_token_ids_mask is not None and metadata is not self._masked:
+            self._mask(metadata.allowed_token_ids_mask)
+            self._masked = metadata
         rows = _Rows.of(drafts.num_draft_tokens if drafts is not None else [0] * len(batch.req_ids))
         # vllm-ascend pads rows where its output layer is spread over ranks.
         logits = logits[: len(rows.request)].to(torch.float32)
@@ -74,6 +78,20 @@ class ExactSampler:
         if drafts is None or (width := int(rows.counts.max())) == 1:
             return SamplerOutput(sampled_token_ids=tokens.to(torch.int32)[:, None], logprobs_tensors=listed)
         return self._verified(tokens, listed, rows, width, drafts.draft_token_ids)
+
+    def _mask(self, mask: torch.Tensor) -> None:
+        """Forbid each request, bool [requests, vocabulary], what is not in its `allowed_token_ids`.
+
+        Root cause: where a request has moved to another row, vLLM 0.23 leaves its mask behind, for whoever comes there
+        next, and of two that change places one gets the other's and the other keeps it (gpu_input_batch.py, `condense`
+        and `swap_states`). Can go when: vLLM 0.32, which mends both.
+        """
+        forbidden = np.zeros(mask.shape, dtype=bool)
+        for row, request_id in enumerate(self.runner.input_batch.req_ids):
+            if allowed := self.runner.requests[request_id].sampling_params.allowed_token_ids:
+                forbidden[row] = True
+                forbidden[row, allowed] = False
+        mask.copy_(sent(forbidden, mask.device))
 
     def _process(self, logits, rows: _Rows, metadata, drafts, is_read_later: bool) -> torch.Tensor:
         """Masks, penalties, temperature, top-k and top-p as vLLM applies them, for all rows alike; in place of

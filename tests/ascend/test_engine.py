@@ -15,6 +15,7 @@ from tests.ascend.engines import ROWS, engine
 from tests.ascend.simulator import launches
 from tests.sam.engine import matrix
 from tests.sam.engine.faults import FAULTS, mend
+from tests.sam.engine.test_exact_sampler import ask, mixed
 from tests.sam.engine.tiny_engine import PROMPTS, SETTINGS, assert_same
 from tests.sam.engine.trained_models import fit_output_layer, save_head
 
@@ -58,6 +59,15 @@ def test_without_speculation_it_is_the_same_however_it_is_scheduled_or_cut(off):
     for one in (sync, off["async"]):
         matrix.assert_same(one.cut, sync.matrix, CUTS, by=1e-4)  # parts compute as prompts what was decoded
         assert one.long.preemptions > 0
+
+
+def test_every_constraint_goes_with_drafts(model):
+    found = []
+    for method in (None, "sam"):
+        with engine(model, method, num_gpu_blocks_override=128) as own:
+            found.append(ask(own, mixed))
+    assert_same(*found)
+    assert found[1].accepted > 50
 
 
 def test_further_paths_are_verified_as_rows_of_the_batch(model, off):

@@ -15,7 +15,7 @@ from sam.vllm.v2 import speculator
 from sam.vllm.v2.engine import engine_arguments
 from tests.sam.engine import matrix
 from tests.sam.engine.async_cpu import Event
-from tests.sam.engine.faults import drafting_raises, mend
+from tests.sam.engine.faults import FAULTS, mend
 from tests.sam.engine.tiny_engine import PROMPTS
 from tests.sam.sharing.channel import Channel
 from tests.v2.engines import ROWS, engine
@@ -178,7 +178,7 @@ def test_steps_without_drafts_wait_for_nothing_and_copy_nothing(squeezed, stock)
 
 def test_a_fault_in_drafting_costs_drafts_and_nothing_else(drafting, stock, caplog):
     before, rows = drafting.counters()["draft_errors"], ROWS[2:8]
-    drafting_raises(drafting.runner.speculator)
+    FAULTS["drafting_raises"](drafting.runner.speculator)
     matrix.assert_same(matrix.run(drafting, rows), stock[0], rows, by=1e-4)
     mend(drafting.runner.speculator)
     assert drafting.counters()["draft_errors"] > before + 3

@@ -30,6 +30,11 @@ def mixed(row: int) -> dict:
     ][row % 8]
 
 
+def allowed(row: int) -> dict:
+    """Some may use few tokens, others come to their rows after them."""
+    return {"allowed_token_ids": list(range(100)), "max_tokens": LENGTH - row} if row % 8 == 4 else {}
+
+
 def named(row: int) -> dict:
     """Log-probabilities of tokens by name, in two lengths."""
     return {"logprobs": None, "logprob_token_ids": [15, 16, 17][: 1 + row % 3]}
@@ -51,12 +56,12 @@ def smallest_ratio(result) -> float:
 @pytest.mark.parametrize("mode", ["processed_logprobs", "raw_logits"])
 def test_the_same_with_every_constraint_whatever_the_log_probabilities_are_of(model, mode):
     with Engine(model, logprobs_mode=mode) as engine:
-        off = [ask(engine, sampling) for sampling in (mixed, named)]
+        off = [ask(engine, sampling) for sampling in (mixed, allowed, named)]
         if mode == "processed_logprobs":  # min-p, which vLLM allows without drafts only
             plain, constrained = (smallest_ratio(ask(engine, lambda _, p=p: {"min_p": p})) for p in (0.0, 0.4))
             assert constrained >= 0.4 > plain
     with Engine(model, "ngram", 16, logprobs_mode=mode) as engine:
-        for sampling, without in zip((mixed, named), off, strict=True):
+        for sampling, without in zip((mixed, allowed, named), off, strict=True):
             on = ask(engine, sampling)
             assert_same(on, without)
             assert on.accepted > 50
