@@ -54,9 +54,8 @@ def compose_config(config_name: str, overrides: list[str]) -> DictConfig:
         config.config_name = name
         check_values(config)
         speculation = SpeculationConfig.from_dict(OmegaConf.to_container(config.speculation, resolve=True))
-        # Raise ValueError unless the files that speculation names can be read.
         if speculation.step_cost is not None:
-            StepCost.load(Path(speculation.step_cost))
+            StepCost.load(Path(speculation.step_cost))  # ValueError: it cannot be read
         with open_dict(config):
             connect(config, speculation)
             connect_users_code(config)

@@ -63,10 +63,9 @@ def check(config: DictConfig) -> None:
 def describe(config: DictConfig) -> str:
     """One line about a config that is composed."""
     routing, own = config.routing, config.actor_rollout_ref.rollout.router_config_path
-    if own is not None and routing.policy == "verl":
-        return f"the router that {own} names"
     if routing.policy == "verl":
-        return "verl's balancer (routing=context: the recipe's router)"
+        verls = "verl's balancer (routing=context: the recipe's router)"
+        return verls if own is None else f"the router that {own} names"
     chunks = f"chunks of {routing.chunk_tokens} tokens" if routing.chunk_tokens else "whole responses"
     return f"context, {chunks} (routing=verl: verl's balancer)"
 

@@ -13,11 +13,10 @@ MIB = 1 << 20
 
 def resolve(config: DictConfig, speculation: SpeculationConfig) -> SpeculationConfig:
     """`speculation` with sharing=replicas or none in place of auto."""
-    if speculation.method not in METHODS or (wanted := speculation.sharing) == "none":
-        return replace(speculation, sharing="none")
-    if wanted == "auto" and (speculation.scope == "request" or replicas(config) < 2):
-        return replace(speculation, sharing="none")
-    return replace(speculation, sharing="replicas")
+    shares = speculation.sharing == "replicas"
+    if speculation.sharing == "auto":
+        shares = speculation.scope != "request" and replicas(config) > 1
+    return replace(speculation, sharing="replicas" if shares and speculation.method in METHODS else "none")
 
 
 def replicas(config: DictConfig) -> int:
@@ -40,8 +39,7 @@ def needed_mib(config: DictConfig) -> int:
     prompts = max(config.data.gen_batch_size or 0, config.data.train_batch_size)
     trainer = config.trainer.v1
     prompts *= 1 + (trainer.get(trainer.trainer_mode) or {}).get("num_warmup_batches", 0)
-    samples = config.actor_rollout_ref.rollout.n
-    return math.ceil(most_bytes(prompts, samples, config.data.max_response_length) / MIB)
+    return math.ceil(most_bytes(prompts, config.actor_rollout_ref.rollout.n, config.data.max_response_length) / MIB)
 
 
 def describe(config: DictConfig) -> str:

@@ -16,6 +16,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -133,11 +134,16 @@ def supervised(run_directory: Path) -> Iterator[None]:
             raise KeyboardInterrupt
         yield
     except KeyboardInterrupt:
-        _stop(_descendants)
-        _release(run_directory)
-        ending = Ending(137, f"the supervisor (process {supervisor}) was killed")
-        write_last_line(run_directory, ending, screen=open(0, "w"))
-        os._exit(ending.code)
+        # Ray's client ends a process whose raylet is gone: it clears up as another program, which has its children.
+        words = f"from {__name__} import clear_up; clear_up({str(run_directory)!r}, {supervisor})"
+        os.execv(sys.executable, [sys.executable, "-c", words])
+
+
+def clear_up(run_directory: str, supervisor: int) -> None:
+    """In place of the supervisor, whose end is the run's."""
+    _stop(_descendants)
+    _release(path := Path(run_directory))
+    write_last_line(path, Ending(137, f"the supervisor (process {supervisor}) was killed"), screen=open(0, "w"))
 
 
 class Watch:
@@ -166,9 +172,8 @@ class Watch:
 
     def find_dead(self) -> bool:
         """Whether a needed process has ended."""
-        if not self.dead:
-            dead = [(role, process.pid) for process, role in self._needed.items() if not _is_alive(process)]
-            self.dead = {role: f"{role} (process {pid})" for role, pid in dead}
+        ended = {role: process.pid for process, role in self._needed.items() if not _is_alive(process)}
+        self.dead = self.dead or {role: f"{role} (process {pid})" for role, pid in ended.items()}
         return bool(self.dead)
 
     def _scan(self) -> None:
