@@ -192,7 +192,7 @@ def test_tokens_follow_the_models_distribution(drafting):
     asked = [settings | {"seed": seed} for seed in range(150)]
     found = drafting.generate([PROMPTS[1][:6]] * len(asked), asked, logprobs=len(ALLOWED))
     generator, places = np.random.default_rng(0), []
-    for tokens, entries in zip(found.tokens, found.entries, strict=True):
+    for tokens, entries in zip(found.tokens, found.logprobs, strict=True):
         for token, entry in zip(tokens, entries, strict=True):
             chances = {one: np.exp(value) for one, value in entry.items() if np.isfinite(value)}
             below = sum(chance for one, chance in chances.items() if one < token)
