@@ -3,7 +3,7 @@
 #   fast       what to run while working: a minute, no engine, nothing is downloaded
 #   --ascend   the tests of vllm-ascend on a simulated NPU, in an environment of their own
 #   --v2       the tests of vLLM's second model runner on a CPU, in an environment of their own
-#   --nodes    the tests of two nodes, made of this machine's namespaces: nine minutes, needs root
+#   --nodes    the tests of two nodes, made of this machine's namespaces: eight minutes, needs root
 # Further arguments go to one pytest: bash scripts/test.sh tests/sam -k automaton
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 help_if_asked "$@"
@@ -51,7 +51,7 @@ fast)
     quick=(-m "not (engine or e2e or network or statistical or long)")
     # What composes dozens of configs or starts dozens of programs takes minutes.
     for slow in preflight tiny test_qwen3_configs.py test_scripts.py; do quick+=(--ignore "tests/recipe/$slow"); done
-    # Importing vLLM takes ten seconds: the second one's tests alone do.
+    # Importing vLLM takes ten seconds: only tests of the second one do.
     needs_vllm=(tests/sam/vllm tests/sam/test_config.py tests/test_doctests.py tests/test_layers.py)
     first=(tests/sam tests/test_wheel.py "${needs_vllm[@]/#/--ignore=}" --ignore=tests/sam/engine)
     second=(tests/recipe "${needs_vllm[@]}")

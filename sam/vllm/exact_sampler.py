@@ -87,7 +87,7 @@ class ExactSampler:
         and `swap_states`). Can go when: vLLM 0.32, which mends both.
         """
         forbidden = np.zeros(mask.shape, dtype=bool)
-        for row, request_id in enumerate(self.runner.input_batch.req_ids):
+        for row, request_id in enumerate(hooks.requests_of_rows(self.runner)):
             if allowed := self.runner.requests[request_id].sampling_params.allowed_token_ids:
                 forbidden[row] = True
                 forbidden[row, allowed] = False

@@ -51,8 +51,7 @@ def start(folder: Path, modules: list[str], environment: dict[str, str]) -> Path
         listener.listen(64)
         subprocess.Popen(
             [sys.executable, "-m", "sam_recipe.launch.fork_server", str(listener.fileno()), *modules],
-            env={**os.environ, **environment, **ray, **ONE_THREAD}, stdin=subprocess.DEVNULL,
-            pass_fds=[listener.fileno()],
+            env=os.environ | environment | ray | ONE_THREAD, stdin=subprocess.DEVNULL, pass_fds=[listener.fileno()],
         )  # fmt: skip
     return executable
 

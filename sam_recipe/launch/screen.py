@@ -115,8 +115,9 @@ def step_of(folder: Path) -> int:
 
 def resumes_after(run_directory: Path) -> int | None:
     """The step after which the same command would go on; None where it would not."""
-    with suppress(Exception):  # YAML's and OmegaConf's, which share no class, ConfigError, and of no checkpoint None's
-        return step_of(checkpoint(OmegaConf.load(run_directory / CONFIG_FILE)))
+    with suppress(Exception):  # YAML's and OmegaConf's, which share no class, and ConfigError
+        if folder := checkpoint(OmegaConf.load(run_directory / CONFIG_FILE)):
+            return step_of(folder)
     return None
 
 

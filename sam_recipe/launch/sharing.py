@@ -44,10 +44,9 @@ def needed_mib(config: DictConfig) -> int:
 
 def describe(config: DictConfig) -> str:
     """One line about a config that is composed."""
-    speculation, count = config.speculation, replicas(config)
-    ranks = config.actor_rollout_ref.rollout.data_parallel_size
+    count, ranks = replicas(config), config.actor_rollout_ref.rollout.data_parallel_size
     all_replicas = f"{count} replica{'s' * (count != 1)}" + f" of {ranks} data-parallel ranks" * (ranks > 1)
-    if speculation.sharing != "replicas":
+    if config.speculation.sharing != "replicas":
         own = "data-parallel rank" if ranks > 1 else "replica"  # each rank is an engine of its own, with a drafter
         return f"none, drafters see the text of their own {own} ({all_replicas})"
     seen = "see each other's text" if count * ranks > 1 else "has no other to share with"
