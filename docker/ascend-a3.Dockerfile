@@ -47,7 +47,7 @@ RUN source /usr/local/Ascend/ascend-toolkit/set_env.sh && \
 
 COPY . .
 RUN python -m pip install --no-deps --no-build-isolation -e . && \
-    python -m sam_recipe.patch apply
+    python -m recipe.sam_dapo.patch apply
 
 # devlib stands in for the driver's libraries, which are mounted when the image runs. fsdp2, because Megatron-LM and
 # MindSpeed, with which the config trains by default, are not in this image (docs/cluster.md).

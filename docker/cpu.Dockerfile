@@ -36,7 +36,7 @@ ENV PATH=/opt/sam_rollout/.venv/bin:$PATH
 
 # With --build-arg TINY_ASSETS=1 the tiny model is trained here and not at the first start.
 ARG TINY_ASSETS=0
-RUN if [ "$TINY_ASSETS" = 1 ]; then python -m sam_recipe.tiny.assets --output outputs/tiny_assets; else mkdir -p outputs; fi
+RUN if [ "$TINY_ASSETS" = 1 ]; then python -m recipe.sam_dapo.tiny.assets --output outputs/tiny_assets; else mkdir -p outputs; fi
 
 RUN python docker/image_preflight.py dapo_tiny_cpu
 

@@ -7,8 +7,8 @@ checked, and whether verl and vLLM take the config; data and memory are what pre
 import contextlib
 import sys
 
-from sam_recipe import preflight
-from sam_recipe.launch.config import compose_config
+from recipe.sam_dapo import preflight
+from recipe.sam_dapo.launch.config import compose_config
 
 
 def main(config_name: str, *overrides: str) -> int:

@@ -1,8 +1,11 @@
 """What the commands of this package share: how they parse, what they print, and how they end."""
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from importlib.machinery import PathFinder
+from pathlib import Path
 from typing import NoReturn
 
 INTERRUPTED = 130  # exit code, as a shell has it for Ctrl-C
@@ -56,3 +59,17 @@ def laid_out(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     table = [header, *rows]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return ["  ".join(map(str.rjust, row, widths)) for row in table]
+
+
+def what_hides_the_recipe() -> str | None:
+    """Name the file that hides `recipe.sam_dapo`, with the remedy, in one line; None if nothing does.
+
+    `recipe` is a namespace that verl's own recipes share: a folder of that name with an `__init__.py` takes it for
+    itself. The processes of a run look into the folder that they start in first.
+    """
+    spec = PathFinder.find_spec("recipe", [os.getcwd(), *sys.path])
+    if spec is None or spec.origin is None:
+        return None
+    if (Path(spec.origin).parent / "sam_dapo").is_dir():
+        return None
+    return f"{spec.origin} hides recipe.sam_dapo: remove that file, which a namespace does without, or start elsewhere"

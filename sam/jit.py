@@ -15,6 +15,19 @@ from pathlib import Path
 
 from numba import config, njit
 
+from sam.patching import Patch, put, register
+
+register(
+    {
+        "save_by_key": Patch(
+            "a numba.core.caching.IndexDataCacheFile",
+            "save",
+            "numba numbers the files by what the index holds: two processes that compile for different types at once "
+            "take the same number, and the index may then name code for other types, for good.",
+            "Numba names files by their key.",
+        )
+    }
+)
 PACKAGE = Path(__file__).resolve().parent
 
 
@@ -42,16 +55,14 @@ def compiled(function: Callable, **options) -> Callable:
     finally:
         config.CACHE_DIR = previous
     file = dispatcher._cache._cache_file
-    file.save = functools.partial(_save, file)
+    put(file, "save", "save_by_key", functools.partial(_save, file))
     return dispatcher
 
 
 def _save(file, key: tuple, data) -> None:
     """Save what was compiled for `key` (argument types, processor) in a file that no other key has.
 
-    numba.core.caching.IndexDataCacheFile.save numbers the files by what the index holds: two processes that compile for
-    different types at once take the same number, and the index may then name code for other types, for good. Here they
-    can at most drop an entry of the index. Can go when Numba names files by their key.
+    Two processes that compile for different types at once can at most drop an entry of the index.
     """
     name = file._data_name(int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:6]))
     file._save_data(name, data)

@@ -166,7 +166,7 @@ def main(arguments: list[str]) -> int:
         parser.add_argument("--policy", nargs="+", choices=POLICIES, default=["threshold", "goodput"])
         parser.add_argument("--scope", nargs="+", choices=SCOPES, default=["group"], help="whose text a drafter sees")
         return run_command(lambda: play_setup(parser.parse_args(arguments)))
-    parser.add_argument("run", type=Path, help="run directory of sam_recipe.main_dapo")
+    parser.add_argument("run", type=Path, help="run directory of `sam run`")
     parser.add_argument("--steps", type=positive, help=f"training steps to play (default: enough for {TOKENS} tokens)")
     parser.add_argument("--cost-from", nargs="+", type=Path, default=[], help="more runs to fit step costs to")
     parser.set_defaults(k=DRAFT_LENGTHS, threshold=THRESHOLDS)

@@ -44,7 +44,7 @@ check_arguments() {
 }
 
 # `check_run CONFIG ARGUMENTS...`: those of a run.
-check_run() { check_arguments sam_recipe.arguments --config-name "$@"; }
+check_run() { check_arguments recipe.sam_dapo.arguments --config-name "$@"; }
 
 # For scripts that work in whichever environment there is: the first of the scripts' own, or the one that is active.
 first_python() {

@@ -44,7 +44,7 @@ run_on_ascend() {
         *" scale=smoke "*) unset RAY_ADDRESS RAY_AUTH_MODE ;; # on this machine's CPU, with a Ray of its own
         *) join_ray ;;
     esac
-    exec python -m sam_recipe.main_dapo --config-name "$config" "$@"
+    exec python -m recipe.sam_dapo.main_dapo --config-name "$config" "$@"
 }
 
 # The cluster that `ray start` made this node join: its address stands in Ray's own file.

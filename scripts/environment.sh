@@ -130,7 +130,7 @@ install_ascend_simulator() {
         --require-hashes --no-build-isolation --reinstall-package vllm-ascend -r requirements/vllm-ascend.txt
     install_into .venv-ascend --no-build-isolation --reinstall-package sam-rollout -e .
     .venv-ascend/bin/python tests/ascend/simulator/stubs.py .venv-ascend/cann-stubs
-    .venv-ascend/bin/python -m sam_recipe.patch apply
+    .venv-ascend/bin/python -m recipe.sam_dapo.patch apply
 }
 
 set_up_ascend_simulator() {

@@ -5,4 +5,4 @@ source "$(dirname "${BASH_SOURCE[0]}")/arguments.sh"
 help_if_asked "$@"
 cd "$REPOSITORY"
 python="$(first_python)" || exit
-exec "$python" -m sam_recipe.command_line data --output "${DATA_DIR:-data}" "$@"
+exec "$python" -m sam.command_line data --output "${DATA_DIR:-data}" "$@"

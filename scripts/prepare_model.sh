@@ -37,5 +37,5 @@ for name in "$@"; do
     case "$name" in */*) repository="$name" ;; *) repository="Qwen/$name" ;; esac
     folder="${MODELS_DIR:-models}/${repository##*/}"
     fetch "$repository" "$folder"
-    "$python" -m sam_recipe.preflight --weights "$folder"
+    "$python" -m recipe.sam_dapo.preflight --weights "$folder"
 done

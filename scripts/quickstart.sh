@@ -10,7 +10,7 @@ check_run dapo_tiny_cpu "$@"
 set_up_environment cpu
 
 # Mistakes are found before anything is built.
-python -m sam_recipe.main_dapo --config-name dapo_tiny_cpu --check "$@"
+python -m recipe.sam_dapo.main_dapo --config-name dapo_tiny_cpu --check "$@"
 
 OUTPUT="${QUICKSTART_OUTPUT:-outputs/quickstart}"
 if [ -d "$OUTPUT" ] && { [ -n "${FRESH:-}" ] || [ -f "$OUTPUT/report.html" ]; }; then
@@ -22,16 +22,16 @@ train() {
     local method="$1"
     shift
     echo "== training with speculation=$method: $OUTPUT/$method"
-    python -m sam_recipe.main_dapo --config-name dapo_tiny_cpu \
+    python -m recipe.sam_dapo.main_dapo --config-name dapo_tiny_cpu \
         "speculation=$method" "run_dir=$OUTPUT/$method" "trainer.experiment_name=quickstart_$method" "$@"
 }
 
 # Beside the warm start, which leaves cores idle; the first engine would compile while everything waits for it.
 python -c 'from sam.drafting.drafter import Drafter; from sam.switch.policies import warm_up; Drafter(max_draft_tokens=1).warm_up(); warm_up()' &
-python -m sam_recipe.tiny.assets --output outputs/tiny_assets
+python -m recipe.sam_dapo.tiny.assets --output outputs/tiny_assets
 wait
 train sam "$@"
 train off "$@"
 # A report without stock vLLM is better than none; Ctrl-C ends all.
-python -m sam_recipe.command_line bench --run "$OUTPUT/sam" --output "$OUTPUT" || [ $? -ne 130 ]
-exec python -m sam_recipe.command_line report "$OUTPUT/sam" "$OUTPUT/off" --output "$OUTPUT"
+python -m sam.command_line bench --run "$OUTPUT/sam" --output "$OUTPUT" || [ $? -ne 130 ]
+exec python -m sam.command_line report "$OUTPUT/sam" "$OUTPUT/off" --output "$OUTPUT"

@@ -4,4 +4,4 @@
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 check_run dapo_qwen3_8b_cuda "$@"
 set_up_environment cuda
-exec python -m sam_recipe.main_dapo --config-name dapo_qwen3_8b_cuda "$@"
+exec python -m recipe.sam_dapo.main_dapo --config-name dapo_qwen3_8b_cuda "$@"

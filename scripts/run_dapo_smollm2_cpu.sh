@@ -7,6 +7,6 @@ extras=(cpu smollm2)
 case " $* " in *" speculation=suffix "*) extras+=(peers) ;; esac
 set_up_environment "${extras[@]}"
 # Mistakes are found before anything is built.
-python -m sam_recipe.main_dapo --config-name dapo_smollm2_cpu --check "$@"
-python -m sam_recipe.smollm2.assets --output outputs/smollm2_assets
-exec python -m sam_recipe.main_dapo --config-name dapo_smollm2_cpu "$@"
+python -m recipe.sam_dapo.main_dapo --config-name dapo_smollm2_cpu --check "$@"
+python -m recipe.sam_dapo.smollm2.assets --output outputs/smollm2_assets
+exec python -m recipe.sam_dapo.main_dapo --config-name dapo_smollm2_cpu "$@"

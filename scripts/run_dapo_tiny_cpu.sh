@@ -7,9 +7,9 @@ extras=(cpu)
 case " $* " in *" speculation=suffix "*) extras+=(peers) ;; esac
 set_up_environment "${extras[@]}"
 # Mistakes are found before anything is built.
-python -m sam_recipe.main_dapo --config-name dapo_tiny_cpu --check "$@"
-python -m sam_recipe.tiny.assets --output outputs/tiny_assets
+python -m recipe.sam_dapo.main_dapo --config-name dapo_tiny_cpu --check "$@"
+python -m recipe.sam_dapo.tiny.assets --output outputs/tiny_assets
 case " $* " in
-*" speculation=draft_model "* | *" speculation=hybrid "*) python -m sam_recipe.draft_model --assets outputs/tiny_assets ;;
+*" speculation=draft_model "* | *" speculation=hybrid "*) python -m recipe.sam_dapo.draft_model --assets outputs/tiny_assets ;;
 esac
-exec python -m sam_recipe.main_dapo --config-name dapo_tiny_cpu "$@"
+exec python -m recipe.sam_dapo.main_dapo --config-name dapo_tiny_cpu "$@"

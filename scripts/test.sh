@@ -50,7 +50,7 @@ fast)
     set_up_environment cpu smollm2 dev
     quick=(-m "not (engine or e2e or network or statistical or long)")
     # What composes dozens of configs or starts dozens of programs takes minutes.
-    for slow in preflight tiny test_qwen3_configs.py test_scripts.py; do quick+=(--ignore "tests/recipe/$slow"); done
+    for slow in preflight tiny test_qwen3_configs.py test_scripts.py; do quick+=(--ignore "tests/recipe/sam_dapo/$slow"); done
     # Importing vLLM takes ten seconds: only tests of the second one do.
     needs_vllm=(tests/sam/vllm tests/sam/test_config.py tests/test_doctests.py tests/test_layers.py)
     first=(tests/sam tests/test_wheel.py "${needs_vllm[@]/#/--ignore=}" --ignore=tests/sam/engine)
@@ -62,7 +62,6 @@ esac
 set_up_environment cpu smollm2 dev
 ruff check .
 ruff format --check .
-python -m tests.parts
 [ $# -eq 0 ] || exec python -m pytest "$@"
 # Those that start an engine take about as long as all others, whole runs among them, of which two never run at once.
 side_by_side --durations=60 -m "engine and not (e2e or long)" -- --durations=60 -m "(e2e or not engine) and not long"

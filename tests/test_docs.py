@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from sam_recipe import command_line
-from sam_recipe.record import ON_DISK_ONLY
+from recipe.sam_dapo.record import ON_DISK_ONLY
+from sam import command_line
 
 ROOT = Path(__file__).parents[1]
 PAGES = {str(page.relative_to(ROOT)): page.read_text() for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"))}
-FOLDERS = "sam|sam_recipe|configs|scripts|tests|docs|patches|docker|requirements"
+FOLDERS = "sam|recipe|configs|scripts|tests|docs|patches|docker|requirements"
 
 
 def inline_code(text: str) -> list[str]:
@@ -43,7 +43,7 @@ def commands_of(text: str) -> set[tuple[str, ...]]:
     for block in re.findall(r"^ *```bash\n(.*?)^ *```", text, flags=re.M | re.S):
         lines += block.replace("\\\n", " ").splitlines()
     parts = [re.sub(r"^\s*([A-Z_]+=\S*\s+)*", "", part) for line in lines for part in re.split(r"\s&&\s", line)]
-    of_ours = r"sam [a-z]|python (-m (sam|sam_recipe|tests)\.|docs/|scripts/)|bash scripts/"
+    of_ours = r"sam [a-z]|python (-m (sam|recipe\.sam_dapo|tests)\.|docs/|scripts/)|bash scripts/"
     return {tuple(shlex.split(part, comments=True)) for part in parts if re.match(of_ours, part)}
 
 
@@ -76,7 +76,7 @@ def test_commands_exist_and_know_their_options():
 
 def test_overrides_compose():
     """Those of one config together, as far as no key comes twice: composing takes seconds."""
-    from sam_recipe.launch.config import compose_config
+    from recipe.sam_dapo.launch.config import compose_config
 
     by_config = defaultdict(dict)
     for _, *words in COMMANDS:
@@ -96,7 +96,7 @@ def test_knobs_page_is_up_to_date():
 def test_metrics_page_names_what_the_code_counts():
     """Names of counters and of what begins with rollout/, in the page and in the code."""
     rows = set(re.findall(r"^\| `(rollout/[\w/]+)`", PAGES["docs/metrics.md"], flags=re.M))
-    code = "\n".join(path.read_text() for folder in ("sam", "sam_recipe") for path in (ROOT / folder).rglob("*.py"))
+    code = "\n".join(path.read_text() for folder in ("sam", "recipe") for path in (ROOT / folder).rglob("*.py"))
     for row in rows:
         last = re.sub(r"^position_\d+$|^\d+$|_ms_per_step$", "", row.rpartition("/")[2])
         assert last in code or f"{last.rpartition('_')[0]}_{{" in code, f"{row}: nothing counts it"

@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[1]
-SOURCES = [
-    path.relative_to(REPOSITORY) for folder in ("sam", "sam_recipe") for path in (REPOSITORY / folder).rglob("*.py")
-]
+SOURCES = [path.relative_to(REPOSITORY) for folder in ("sam", "recipe") for path in (REPOSITORY / folder).rglob("*.py")]
 WITH_EXAMPLES = sorted(".".join(path.with_suffix("").parts) for path in SOURCES if ">>> " in path.read_text())
 
 

@@ -16,13 +16,15 @@ def run(python: Path, folder: Path, *words: str) -> str:
 def test_the_wheel_has_all_configs_and_patches_and_no_other_package(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     for folder, files in (("configs", "*.yaml"), ("patches", "*.patch")):
-        wanted = {path.relative_to(REPOSITORY) for path in (REPOSITORY / "sam_recipe" / folder).glob(f"**/{files}")}
+        wanted = {
+            path.relative_to(REPOSITORY) for path in (REPOSITORY / "recipe/sam_dapo" / folder).glob(f"**/{files}")
+        }
         assert wanted and {str(path) for path in wanted} <= names
     choices = (REPOSITORY / "sam" / "configs" / "speculation").glob("*.yaml")
     assert {
-        f"{package}/configs/speculation/{path.name}" for path in choices for package in ("sam", "sam_recipe")
+        f"{package}/configs/speculation/{path.name}" for path in choices for package in ("sam", "recipe/sam_dapo")
     } <= names
-    assert {name.split("/")[0].split("-")[0] for name in names} == {"sam", "sam_recipe", "sam_rollout"}
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"sam", "recipe", "sam_rollout"}
 
 
 def test_sam_needs_numpy_and_numba_alone(python_with_vllm, tmp_path):
@@ -41,5 +43,5 @@ def test_commands_work_where_there_is_no_checkout(python_with_verl, tmp_path):
 
 
 def test_patches_are_found_where_there_is_no_checkout(python_with_vllm, tmp_path):
-    said = run(python_with_vllm, tmp_path, "-m", "sam_recipe.patch", "status")
+    said = run(python_with_vllm, tmp_path, "-m", "recipe.sam_dapo.patch", "status")
     assert "0001-custom-class-proposers.patch, 0002-rejection-sampler.patch" in said

@@ -70,7 +70,7 @@ def configs(_) -> Iterator[tuple[str, dict]]:
     """Every key with its value, with and without speculation."""
     from omegaconf import OmegaConf
 
-    from sam_recipe.launch.config import compose_config
+    from recipe.sam_dapo.launch.config import compose_config
 
     for path in sorted((ROOT / "configs").glob("dapo_*.yaml")):
         for method in ("sam", "off"):

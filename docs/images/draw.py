@@ -70,7 +70,15 @@ WORKERS = "verl's worker: FSDP2 or Megatron\nlog-probabilities, update,\nsend th
 TRAINER = "DapoTrainer: verl's trainer, in order\nDapoRounds: dynamic sampling\nwrites the record"
 # Title, lower left corner, width, height, fill, lines.
 PROCESSES = (
-    ("supervisor", 2, 65, 25, 7.5, DOOR, "sam_recipe.main_dapo: checks the config,\nends every process of the run"),
+    (
+        "supervisor",
+        2,
+        65,
+        25,
+        7.5,
+        DOOR,
+        "sam run: checks the config,\nends every process of the run",
+    ),
     (
         "driver",
         45,
@@ -78,14 +86,14 @@ PROCESSES = (
         27,
         7.5,
         DOOR,
-        "sam_recipe.main_dapo as a child: ray.init;\nends all if the supervisor is killed",
+        "sam run as a child: ray.init;\nends all if the supervisor is killed",
     ),
     ("run_dir", 79, 65, 29, 7.5, "#ffffff", FILES),
     ("training workers", 3, 46.5, 30, 11, UPSTREAM, WORKERS),
     ("TaskRunner", 40, 46.5, 30, 11, DOOR, TRAINER),
     ("TransferQueue", 79, 46.5, 28, 11, UPSTREAM, "prompts, responses and rewards,\nbetween the actors"),
     ("agent loops", 40, 31.5, 30, 8, DOOR, "SeededWorker: a seed for every response\ntoken ids in, token ids out"),
-    ("reward workers", 79, 31.5, 28, 8, DOOR, "sam_recipe.trainer.reward"),
+    ("reward workers", 79, 31.5, 28, 8, DOOR, "trainer/reward.py"),
     ("scheduler", 7, 9, 17, 12, UPSTREAM, "running requests\nand their drafts"),
     ("model runner", 29, 9, 21, 12, UPSTREAM, "one forward pass over\n1 + drafts tokens a request"),
     ("sampler", 55, 9, 20, 12, RUNTIME, "ExactSampler, or\nsam.verify's rejection\nsampling: accepts drafts"),

@@ -34,7 +34,7 @@ def read_prompts(path: Path | None, tokenizer: Path | None, most: int | None = N
 
     Args:
         path: .jsonl with `prompt` (text, or messages of a chat) or `prompt_token_ids` in each line, or .parquet with a
-            column of either name, as sam_recipe.data writes it; None for built-in prompts.
+            column of either name, as recipe.sam_dapo.data writes it; None for built-in prompts.
         tokenizer: folder of what turns text into tokens, or None.
 
     Raises:

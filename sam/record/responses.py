@@ -182,7 +182,7 @@ def read_config(directory: Path) -> dict[str, Any]:
     import yaml
 
     content = content_of(path := directory / CONFIG_FILE)
-    with one_line(str(path), "not the config of a run of sam_recipe.main_dapo"):
+    with one_line(str(path), "not the config of a run of sam run"):
         config = yaml.safe_load(content)
         if not isinstance(config["speculation"]["method"], str):
             raise ValueError("no speculation.method")

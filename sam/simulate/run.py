@@ -29,7 +29,7 @@ STALL = 20.0  # times the fitted milliseconds, beyond which a step was held up b
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """A run directory of sam_recipe.main_dapo."""
+    """A run directory of `sam run`."""
 
     directory: Path
     config: dict  # its config.yaml
@@ -44,7 +44,7 @@ class RecordedRun:
         """
         for name in (run_directory.CONFIG_FILE, run_directory.METRICS_FILE):
             if not (directory / name).is_file():
-                raise ReadError(f"{directory}: no {name} there; expected a run directory of sam_recipe.main_dapo")
+                raise ReadError(f"{directory}: no {name} there; expected a run directory of sam run")
         config = run_directory.read_config(directory)
         with one_line(place := str(directory / run_directory.CONFIG_FILE), "not this version's settings"):
             SpeculationConfig.from_dict(config["speculation"])

@@ -1,26 +1,16 @@
 """Everything of vLLM and vllm-ascend, 0.23 unless said, that this project replaces, why, and when it can go.
 
-`PATCHES` is the whole list: `wrap` and `put` replace nothing that does not stand in it, and nothing else replaces
-anything (tests/test_layers.py). An engine for which no `speculation` is configured keeps vLLM's own but for the first
-two and `take_all_sampling`, which look for that and step aside.
+`PATCHES` is the whole list: `wrap` and `put` (sam/patching.py) replace nothing that does not stand in it, and nothing
+else replaces anything (tests/test_layers.py). An engine for which no `speculation` is configured keeps vLLM's own but
+for the first two and `take_all_sampling`, which look for that and step aside.
 """
 
-import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from sam.patching import Patch, before, make_instead, put, register, wrap
 
-
-class Patch(NamedTuple):
-    """What is replaced and why."""
-
-    owner: str  # vLLM's class or module; `runner` is an engine's model runner, GPUModelRunner or NPUModelRunner
-    targets: str  # attributes of it
-    cause: str  # why vLLM's own does not do, and what goes wrong with it
-    can_go_when: str  # what vLLM has to do before
-
+__all__ = ["PATCHES", "before", "is_registered", "make_instead", "put", "wrap"]
 
 # fmt: off
-PATCHES = {
+PATCHES = register({
     # Doors through which an engine with a `speculation` comes.
     "find_speculation": Patch("vllm.v1.worker.worker_base.WorkerWrapperBase", "init_device",
         "a plugin is called before there is a config.", "vLLM has a hook for a model runner that has been made."),
@@ -121,7 +111,11 @@ PATCHES = {
         "it winds the generator of a request whose prompt is not complete back by `set_offset`, which CPU generators "
         "do not have: NotImplementedError ends the engine. Here it stays where it is: the noise is fresh either way.",
         "vLLM checks the generator's device there."),
-}
+    # sam bench --text: an engine that is measured emits a recording.
+    "force_text": Patch("runner; of the first one also its sampler", "_sample draw add_requests sample",
+        "random weights write no text that repeats itself as a real model's does: requests emit a recorded response "
+        "in place of what was drawn.", "never: it is what is measured."),
+})
 # fmt: on
 
 
@@ -130,44 +124,3 @@ def is_registered() -> bool:
     from vllm.v1.worker.worker_base import WorkerWrapperBase
 
     return hasattr(WorkerWrapperBase.init_device, "_sam")
-
-
-def wrap(owner: Any, attribute: str, name: str, wrapper: Callable) -> None:
-    """Call `wrapper(original, *arguments)` where vLLM calls the attribute; a second time changes nothing."""
-    original = getattr(owner, attribute)
-    names = getattr(original, "_sam", frozenset())  # of what is in place
-    if name in names:
-        return
-
-    @functools.wraps(original, updated=())
-    def wrapped(*arguments, **keywords):
-        return wrapper(original, *arguments, **keywords)
-
-    wrapped._sam = names | {name}
-    put(owner, attribute, name, wrapped)
-
-
-def before(owner: Any, attribute: str, name: str, action: Callable) -> None:
-    """Call `action` with a method's first argument, if it is not named, beforehand."""
-
-    def acting(original, *arguments, **keywords):
-        action(*arguments[:1])
-        return original(*arguments, **keywords)
-
-    wrap(owner, attribute, name, acting)
-
-
-def make_instead(door: type, name: str, choose: Callable[[type, Any], type]) -> None:
-    """Make what `choose` says of the class that vLLM makes, `door` or one below it, and the VllmConfig it is given."""
-
-    def make(_original, cls, *arguments, **keywords):
-        return object.__new__(choose(cls, arguments[0] if arguments else keywords["vllm_config"]))
-
-    wrap(door, "__new__", name, make)
-
-
-def put(owner: Any, attribute: str, name: str, value: Any) -> None:
-    """Replace an attribute that stands in PATCHES under that name."""
-    if attribute not in PATCHES[name].targets.split():
-        raise KeyError(f"{name}: replaces {PATCHES[name].targets}, not {attribute}")
-    setattr(owner, attribute, value)

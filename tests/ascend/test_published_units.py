@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sam_recipe.patch import Patches
+from recipe.sam_dapo.patch import Patches
 from tests.sam.verify.originals import ascend_source
 
 pytestmark = pytest.mark.network

@@ -1,4 +1,4 @@
-"""`python -m sam_recipe.preflight --npu-selftest`, with the simulated NPU as the device."""
+"""`python -m recipe.sam_dapo.preflight --npu-selftest`, with the simulated NPU as the device."""
 
 import json
 import os
@@ -12,7 +12,7 @@ HERE = Path(__file__).parent
 def test_selftest_reports_parity_precision_and_timing(tmp_path):
     finished = subprocess.run(
         [
-            *(sys.executable, "-m", "sam_recipe.preflight", "--npu-selftest"),
+            *(sys.executable, "-m", "recipe.sam_dapo.preflight", "--npu-selftest"),
             *("--device", "cpu", "--output", str(tmp_path)),
         ],
         capture_output=True,

@@ -9,8 +9,8 @@ from uuid import uuid4
 import pandas
 import pytest
 
-from sam_recipe.tiny.assets import AssetSettings, prepare_assets
-from sam_recipe.tiny.warm_start import WarmStartSettings
+from recipe.sam_dapo.tiny.assets import AssetSettings, prepare_assets
+from recipe.sam_dapo.tiny.warm_start import WarmStartSettings
 from tests.end_to_end.runs import own_run
 
 # "two_drafts" asks through the user's agent loop; "tool_agent", verl's, talks with the user's tool.

@@ -6,8 +6,8 @@ import subprocess
 import sys
 import time
 
-from sam_recipe.record import STARTING_ENGINES
-from sam_recipe.report.runs import Run
+from recipe.sam_dapo.record import STARTING_ENGINES
+from recipe.sam_dapo.report.runs import Run
 
 MINUTES = 60.0
 # A step of 16 short responses that are all trained on, whatever their answers; no checkpoint, no validation.
@@ -42,7 +42,7 @@ OWN = (
 
 def start(assets, run_directory, *overrides, config="dapo_tiny_cpu", folder=None, **environment):
     """A run as a process; `folder`: in which it starts."""
-    command = [sys.executable, "-m", "sam_recipe.main_dapo", "--config-name", config, f"run_dir={run_directory}"]
+    command = [sys.executable, "-m", "recipe.sam_dapo.main_dapo", "--config-name", config, f"run_dir={run_directory}"]
     words, variables = [*command, f"assets={assets}", *overrides], {**os.environ, **environment}
     return subprocess.Popen(words, cwd=folder, env=variables, stderr=subprocess.PIPE, text=True)
 

@@ -20,8 +20,8 @@ import psutil
 import pytest
 from omegaconf import OmegaConf
 
-from sam_recipe.launch.config import compose_config
-from sam_recipe.record import differences
+from recipe.sam_dapo.launch.config import compose_config
+from recipe.sam_dapo.record import differences
 from tests.end_to_end.runs import MINUTES, end, log_of, metrics, responses, start, wait_for_step
 
 CONFIGS = ("dapo_qwen3_32b", "dapo_qwen3_32b_128die", "dapo_qwen3_235b")
@@ -32,7 +32,7 @@ SETTINGS = (
     "scale=smoke", "data.gen_batch_size=4", "algorithm.filter_groups.enable=false", "speculation.policy=always",
     f"trainer.total_training_steps={STEPS}", "trainer.save_freq=1",
 )  # fmt: skip
-OF_RUNS = r"ray::|raylet|gcs_server|VLLM::|sam_recipe\.main_dapo|plasma_store"  # processes
+OF_RUNS = r"ray::|raylet|gcs_server|VLLM::|recipe.sam_dapo\.main_dapo|plasma_store"  # processes
 LARGEST = "actor/optim_world_size_1_rank_0.pt"  # of a checkpoint
 
 
@@ -129,7 +129,7 @@ def test_a_run_that_ends_in_five_ways_repeats_an_undisturbed_one(assets, tmp_pat
         assert mine["rollout/spec_drafted_tokens"] > 0 == theirs["rollout/spec_drafted_tokens"]
 
     # Stock vLLM's engine takes this config's arguments, and all emit what the run recorded.
-    command = [sys.executable, "-m", "sam_recipe.command_line", "bench", "--run", str(disturbed), "--rounds", "1"]
+    command = [sys.executable, "-m", "sam.command_line", "bench", "--run", str(disturbed), "--rounds", "1"]
     subprocess.run(command, check=True, timeout=10 * MINUTES)
     found = {row["variant"]: row["responses"] for row in json.loads((tmp_path / "stock.json").read_text())["rows"]}
     assert found == {"stock": 16, "off": 16, "sam": 16} and leaves_nothing(disturbed, before)

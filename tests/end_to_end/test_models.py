@@ -3,9 +3,9 @@ same responses as without speculation."""
 
 import pytest
 
-from sam_recipe.draft_model import Settings, prepare_drafter
-from sam_recipe.report.runs import Run, compare_responses
-from sam_recipe.smollm2.assets import AssetSettings, prepare_assets
+from recipe.sam_dapo.draft_model import Settings, prepare_drafter
+from recipe.sam_dapo.report.runs import Run, compare_responses
+from recipe.sam_dapo.smollm2.assets import AssetSettings, prepare_assets
 from tests.end_to_end.runs import SHORT, end, start
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from recipe.sam_dapo.launch import fork_server
+from recipe.sam_dapo.launch.environment import CPU
+from recipe.sam_dapo.tiny.tokenizer import build_tokenizer
+from recipe.sam_dapo.trainer import IMPORTED_ONCE
 from sam.record.responses import read_responses
-from sam_recipe.launch import fork_server
-from sam_recipe.launch.environment import CPU
-from sam_recipe.tiny.tokenizer import build_tokenizer
-from sam_recipe.trainer import IMPORTED_ONCE
 from tests.end_to_end.conftest import AGENTS
 from tests.end_to_end.runs import MINUTES, PROMPTS, SAMPLES, STEPS, TOOLS, rows
 

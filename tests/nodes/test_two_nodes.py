@@ -83,12 +83,12 @@ class Cluster:
         return subprocess.Popen([*command, f"assets={self.assets}"], stdin=subprocess.DEVNULL, text=True, **pipes)
 
     def start(self, run_directory, *overrides):
-        words = ("sam_recipe.main_dapo", "--config-name", "dapo_tiny_cpu", f"run_dir={run_directory}")
+        words = ("recipe.sam_dapo.main_dapo", "--config-name", "dapo_tiny_cpu", f"run_dir={run_directory}")
         return self.python(*words, *overrides, stderr=subprocess.PIPE)
 
     def doctor(self, run_directory):
         """Its exit code, and what it says."""
-        words = ("sam_recipe.command_line", "doctor", "--config-name", "dapo_tiny_cpu", f"run_dir={run_directory}")
+        words = ("sam.command_line", "doctor", "--config-name", "dapo_tiny_cpu", f"run_dir={run_directory}")
         process = self.python(*words, stdout=subprocess.PIPE)
         said, _ = process.communicate(timeout=3 * MINUTES)
         return process.returncode, said

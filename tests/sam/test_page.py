@@ -1,4 +1,4 @@
-"""A page that can be sent: what is in it is shown as it stands. Its answer and pictures: tests/recipe/report."""
+"""A page that can be sent: what is in it is shown as it stands. tests/recipe/sam_dapo/report has its pictures."""
 
 import re
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sam.vllm import hooks
+from sam.vllm import hooks, patches
 
 ARGUMENT = "forced_text"  # of SamplingParams.extra_args: number of the request's response
 FREE = -1  # of `ForcedText.lookup`: the sampled token stays
@@ -42,12 +42,12 @@ class ForcedText:
             return existing
         forced = runner._sam_forced_text = cls(runner)
         if (sample := getattr(runner, "_sample", None)) is None:
-            runner.add_requests = forced._around_add_requests(runner.add_requests)
-            runner.sample = forced._around_second_sample(runner.sample)
+            patches.put(runner, "add_requests", "force_text", forced._around_add_requests(runner.add_requests))
+            patches.put(runner, "sample", "force_text", forced._around_second_sample(runner.sample))
         elif hasattr(sample, "draw"):
-            sample.draw = forced._around_draw(sample.draw)
+            patches.put(sample, "draw", "force_text", forced._around_draw(sample.draw))
         else:
-            runner._sample = forced._around_sample(sample)
+            patches.put(runner, "_sample", "force_text", forced._around_sample(sample))
         return forced
 
     def set_responses(self, responses: list[list[int]]) -> None:

@@ -6,8 +6,8 @@ import shutil
 import numpy as np
 import pytest
 
+from recipe.sam_dapo.bench import main
 from sam.bench.settings import Settings
-from sam_recipe.bench import main
 from tests.sam.engine.tiny_engine import VOCABULARY
 
 pytestmark = pytest.mark.engine

@@ -12,7 +12,7 @@ import urllib.request
 import openai
 import pytest
 
-from sam_recipe.tiny.tokenizer import build_tokenizer
+from recipe.sam_dapo.tiny.tokenizer import build_tokenizer
 from tests.sam.engine import tiny_engine
 
 pytestmark = pytest.mark.engine

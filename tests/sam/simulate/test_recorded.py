@@ -1,4 +1,4 @@
-"""Run directories as sam_recipe.main_dapo leaves them, here of rollouts with known step costs, and what fits them:
+"""Run directories as `sam run` leaves them, here of rollouts with known step costs, and what fits them:
 `sam profile`."""
 
 import json
@@ -97,7 +97,7 @@ def test_a_run_that_cannot_be_simulated_is_named(tmp_path):
         RecordedRun.load(directory)
     for content in ("speculation: [", "- a", "speculation: sam"):
         (directory / "config.yaml").write_text(content)
-        with pytest.raises(ValueError, match="config.yaml: not the config of a run of sam_recipe.main_dapo"):
+        with pytest.raises(ValueError, match="config.yaml: not the config of a run of sam run"):
             RecordedRun.load(directory)
 
 

@@ -49,7 +49,7 @@ def test_a_published_setup(capsys, monkeypatch):
 
 def test_mistakes_are_one_line(capsys, tmp_path):
     for words, said in (
-        ([tmp_path], f"{tmp_path}: no config.yaml there; expected a run directory of sam_recipe.main_dapo"),
+        ([tmp_path], f"{tmp_path}: no config.yaml there; expected a run directory of sam run"),
         (["--setup", "qwen3_32b", "--prompts", "1", "--k", "13"], "--k 13: expected one of 3, 4, 8"),
     ):
         assert main([*map(str, words)]) == 2

@@ -1,0 +1,203 @@
+"""What the screen says of a run: its phases, steps and warnings, and in the last line why it ended and how to go on.
+
+verl writes global_step_N below trainer.default_local_dir, LAST_FILE last, and then N into a tracker file there, from
+which it resumes.
+"""
+
+import errno
+import json
+import re
+import sys
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple, TextIO
+
+from omegaconf import DictConfig, OmegaConf
+
+from recipe.sam_dapo.launch.config import ConfigError
+from recipe.sam_dapo.record import CONFIG_FILE, METRICS_FILE, STATE_FILE, read_json, read_metrics
+from sam.log import LINE
+
+LOG_FILE, ERROR_FILE = "train.log", "error.txt"  # the latter, in the private folder: the exception that ends a run
+LONGEST_REASON = 400  # characters
+# Titles set with setproctitle: a run cannot go on without any of these processes.
+ROLES = {
+    "VLLM::EngineCore": "the vLLM engine",
+    "VLLM::Worker": "a worker of vLLM",
+    "ray::SpeculationServer": "a rollout server",
+    "ray::ContextRouter": "the router",
+    "ray::ActorRolloutRefWorker": "a worker of the trainer",
+    "ray::WorkerDict": "a worker of the trainer",
+    "ray::TaskRunner": "the trainer",
+}
+DEATHS = ("ActorDiedError", "ActorUnavailableError", "EngineDeadError", "WorkerCrashedError", "LocalRayletDiedError")
+RAISED = "error raised in its creation task"  # Ray's word for an actor whose __init__ raised: it died of nothing else
+FULL_DISK = re.compile(
+    rf"Errno {errno.ENOSPC}|No space left on device|PytorchStreamWriter failed writing|iostream error"
+    r"|inline_container.*unexpected pos"  # what torch.save says last
+)
+EXCEPTION_LINE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception)\b(?!\().*", re.MULTILINE)
+TRACKER_FILE, LAST_FILE = "latest_checkpointed_iteration.txt", "data.pt"
+OTHERWISE = (
+    "put it back, name another with trainer.resume_mode=resume_path trainer.resume_from_path=FOLDER, or begin again "
+    "with trainer.resume_mode=disable"
+)
+# Of a step's metrics.
+SHOWN = {
+    "timing_s/step": "{:.1f} s",
+    "rollout/seconds": "rollout {:.1f} s",
+    "rollout/reward_all/mean": "reward {:+.2f}",
+    "response_length/mean": "response {:.0f} tokens",
+    "rollout/spec_accept_length": "acceptance length {:.2f}",
+}
+
+
+class Progress:
+    """Follows a run. `first`: the step that a resumed run goes on from."""
+
+    def __init__(self, run_directory: Path, total_steps: int | None, first: int = 0):
+        self.run_directory, self.of_all, self.step = run_directory, f" of {total_steps}" * bool(total_steps), first
+        self.said, self.read = set(), Counter()
+        self._new_lines(LOG_FILE)
+
+    def update(self) -> None:
+        """Show what is new; called a few times a second."""
+        phase = read_json(self.run_directory / STATE_FILE).get("phase", "")
+        if phase.startswith(("starting", "first")):
+            self._say(phase)
+        for row in map(json.loads, self._new_lines(METRICS_FILE).splitlines()):
+            if (step := row["step"]) > self.step:
+                self.step, shown = step, [text.format(row[key]) for key, text in SHOWN.items() if key in row]
+                self._say(f"training: step {step}{self.of_all}: {', '.join(shown)}")
+        for said in LINE.findall(self._new_lines(LOG_FILE)):
+            self._say(f"warning: {': '.join(said)}")
+
+    def _say(self, line: str) -> None:
+        """Each line once."""
+        if line not in self.said:
+            self.said.add(line)
+            print(line, file=sys.stderr, flush=True)
+
+    def _new_lines(self, name: str) -> str:
+        """What has been appended to a file since the last call; all of one that was written anew."""
+        with suppress(FileNotFoundError), open(self.run_directory / name, "rb") as file:
+            if file.seek(0, 2) < self.read[name]:
+                self.read[name] = 0
+            file.seek(self.read[name])
+            lines, newline, _ = file.read().rpartition(b"\n")
+            self.read[name] += len(lines + newline)
+            return lines.decode(errors="replace")
+        return ""
+
+
+def checkpoint(config: DictConfig) -> Path | None:
+    """The folder from which a run of this config goes on; None where it begins. ConfigError: it is not whole."""
+    trainer = config.trainer
+    if trainer.resume_mode == "resume_path":
+        folder = Path(trainer.resume_from_path or "").absolute()
+    elif trainer.resume_mode == "auto" and (tracker := Path(trainer.default_local_dir) / TRACKER_FILE).is_file():
+        folder = tracker.with_name(f"global_step_{tracker.read_text().strip()}")
+    else:
+        return None
+    if not re.fullmatch(r"global_step_\d+", folder.name) or not (folder / LAST_FILE).is_file():
+        raise ConfigError(
+            f"{folder}: no whole checkpoint, global_step_N with {LAST_FILE}: {OTHERWISE} [run_dir.checkpoint]"
+        )
+    return folder
+
+
+def step_of(folder: Path) -> int:
+    """Of global_step_N."""
+    return int(folder.name.rpartition("_")[2])
+
+
+def resumes_after(run_directory: Path) -> int | None:
+    """The step after which the same command would go on; None where it would not."""
+    with suppress(Exception):  # YAML's and OmegaConf's, which share no class, and ConfigError
+        if folder := checkpoint(OmegaConf.load(run_directory / CONFIG_FILE)):
+            return step_of(folder)
+    return None
+
+
+class Ending(NamedTuple):
+    """How a run ended: the command's exit code, why in one line (None after a run that finished), what to do before it
+    is started again, and whether the same command would then go on."""
+
+    code: int
+    reason: str | None = None
+    advice: str = ""
+    repeats: bool = True
+
+
+def role_of(title: str) -> str | None:
+    """Which part of a run a process is, by its title; None for one that may end while the run goes on."""
+    return next((role for start, role in ROLES.items() if start in title), None)
+
+
+def is_death(text: str) -> bool:
+    """Whether an exception says no more than that a process died."""
+    return RAISED not in text and any(name in text for name in DEATHS)
+
+
+def failed(code: int, dead: dict[str, str], text: str, run_directory: Path, origin: Path | None) -> Ending:
+    """The ending of a run that failed with an exit code, above 128 when a signal ended it.
+
+    `dead` are the processes whose death came first, names by role; `text` is the exception's; `origin` the checkpoint
+    that the run loads.
+    """
+    if FULL_DISK.search(text):
+        # Python's own code is 120 where it cannot write out what it has printed.
+        return Ending(1, f"no space left on the disk of {run_directory}", "free some space")
+    if lost := re.search(r"\bNodeLostError: (.+)", text):
+        return Ending(code, lost[1], "start Ray there again, or on another node")
+    if dead or is_death(text):
+        # vLLM's message says the engine's, Ray's has the actor's class, and the address of another node.
+        said = ROLES["VLLM::EngineCore"] if "EngineDeadError" in text else None
+        if name := re.search(r"\bclass_name: ([\w.:<>]+)", text):
+            said = role_of(f"ray::{name[1].rpartition('.')[2]}") or name[1]
+        address = None if dead else re.search(r"^\s*ip: ([\w.:<>]+)", text, re.MULTILINE)
+        died = dead.get(said) or next(iter(dead.values()), said or "a process of Ray")
+        reason = f"{died} was killed or crashed" + (f" on {address[1]}" if address else "")
+        return Ending(code, reason, "if nobody killed it, the log says more: often memory")
+    if origin and "load_checkpoint" in text:
+        return Ending(code, f"{origin} cannot be loaded ({_exception(text)})", OTHERWISE, repeats=False)
+    if text:
+        return Ending(code, _exception(text), "correct the cause")
+    if code > 128:
+        return Ending(code, f"the run's own process was killed (signal {code - 128})")
+    return Ending(code, f"the run ended with exit code {code}")
+
+
+def _exception(text: str) -> str:
+    """The last line of an exception; a ConfigError's is one by itself."""
+    said = (EXCEPTION_LINE.findall(text) or text.strip().splitlines())[-1].strip()
+    said = said.removeprefix(f"{ConfigError.__module__}.{ConfigError.__name__}: ")
+    return said if len(said) <= LONGEST_REASON else said[: LONGEST_REASON - 3] + "..."
+
+
+def last_line(run_directory: Path, ending: Ending) -> str:
+    """One line for the screen and the log."""
+    log, done = run_directory / LOG_FILE, max(read_metrics(run_directory), default=0)
+    if ending.reason is None:
+        is_offline = any(run_directory.glob(offline := "wandb/offline-run-*"))
+        upload = f"; upload it: wandb sync {run_directory / offline}" * is_offline
+        return f"finished after {done} steps; log: {log}; look at it: sam report {run_directory}{upload}"
+    saved = resumes_after(run_directory)
+    begins = "starts from the beginning (no checkpoint to go on from)"
+    again = f"the same command {begins if saved is None else f'goes on after step {saved}'}"
+    is_starting = read_json(run_directory / STATE_FILE).get("phase", "starting").startswith("starting")
+    when = "while starting" if is_starting else f"in step {done + 1}"
+    sign = "" if ending.code == 130 else "error: "
+    do = "; then ".join(filter(None, (ending.advice, again * ending.repeats)))
+    return f"{sign}{ending.reason}, {when}; log: {log}; {do}"
+
+
+def write_last_line(run_directory: Path, ending: Ending, screen: TextIO | None = None) -> None:
+    """To the log and to the screen, either of which may be gone or full."""
+    line = last_line(run_directory, ending)
+    with suppress(OSError), open(run_directory / LOG_FILE, "a") as log:
+        log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+    with suppress(OSError):
+        print(line, file=screen or sys.stderr, flush=True)

@@ -1,0 +1,112 @@
+"""`python -m recipe.sam_dapo.main_dapo --config-name dapo_tiny_cpu [overrides]`: one DAPO run, as a child process.
+
+The config is composed and checked before anything heavy is imported.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import sys
+import traceback
+from contextlib import suppress
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from recipe.sam_dapo import preflight
+from recipe.sam_dapo.arguments import parse
+from recipe.sam_dapo.launch import environment, supervisor
+from recipe.sam_dapo.launch.config import ConfigError, compose_config
+from recipe.sam_dapo.launch.screen import ERROR_FILE, LOG_FILE, Progress, checkpoint, step_of, write_last_line
+from recipe.sam_dapo.launch.versions import known
+from recipe.sam_dapo.record import STARTING_RAY, RunRecord, changes, keep
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parse(arguments)
+    if folder := os.environ.get(supervisor.VARIABLE):
+        config = compose_config(options.config_name, options.overrides)
+        with supervisor.supervised(Path(config.run_dir)):
+            run(config, Path(folder))
+        return 0
+    try:
+        config = compose_config(options.config_name, options.overrides)
+        preflight.check(config, files=not (options.check and "assets" in config))
+        for warning in preflight.compatibility.warnings(config):
+            print(f"warning: {warning}", file=sys.stderr)
+        if options.check:
+            return 0
+        run_directory, steps = Path(config.run_dir), config.trainer.total_training_steps
+        if steps and (folder := checkpoint(config)) and step_of(folder) >= steps:
+            again = "to train again: another run_dir=, trainer.resume_mode=disable, or remove the directory"
+            print(f"{run_directory} holds this run, finished after {steps} steps: nothing to do ({again})")
+            return 0
+        with supervisor.lock(run_directory):
+            return supervise(config, options)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def supervise(config: DictConfig, options: argparse.Namespace) -> int:
+    """Run this module again as a child and see it through."""
+    run_directory, sync_seconds = Path(config.run_dir), config.watchdog.weight_sync_seconds
+    words = ["--config-name", options.config_name, *options.overrides]
+    command = [sys.executable, "-m", "recipe.sam_dapo.main_dapo", *words]
+    origin = go_on(config, options.accept_changes)
+    made_by = {"command": shlex.join(["sam", "run", *words])} | known()
+    (run_directory / "versions.json").write_text(json.dumps(made_by, indent=2) + "\n")
+    progress = Progress(run_directory, config.trainer.total_training_steps, step_of(origin) if origin else 0)
+    ending = supervisor.supervise(command, run_directory, sync_seconds, origin, progress.update)
+    write_last_line(run_directory, ending)
+    return ending.code
+
+
+def go_on(config: DictConfig, accept_changes: bool) -> Path | None:
+    """Say from which folder a run goes on, with what other settings, and keep its config.
+
+    Raises:
+        ValueError: no whole checkpoint, or settings make another curve and were not accepted, or are not known.
+    """
+    run_directory, folder = Path(config.run_dir), checkpoint(config)
+    step = step_of(folder) if folder else None
+    own = folder is not None and folder.is_relative_to(Path(config.trainer.default_local_dir))
+    curve, others = changes(run_directory, config) if own else ([], [])
+    if curve and not accept_changes:
+        said = f"run_dir={run_directory} goes on from step {step}, changed: {', '.join(curve)}"
+        remedy = "set it as it was, choose another run_dir=, or add --accept-changes"
+        raise ConfigError(f"{said}: it would be another curve: {remedy} [run_dir.changed]")
+    keep(run_directory, config, step)
+    if folder:
+        say(run_directory, f"resumed from step {step} of {run_directory if own else folder.parents[1]}")
+    if not own:
+        (run_directory / "wandb" / "wandb-resume.json").unlink(missing_ok=True)  # of the run before
+    if curve or others:
+        say(run_directory, f"changed since then: {', '.join([*curve, *others])}")
+    return folder
+
+
+def say(run_directory: Path, line: str) -> None:
+    """On the screen and in the log."""
+    print(line, file=sys.stderr, flush=True)
+    with open(run_directory / LOG_FILE, "a") as log:
+        log.write(line + "\n")
+
+
+def run(config: DictConfig, folder: Path) -> None:
+    """The run itself, with its private folder. Ray is imported only here, after the environment is set."""
+    RunRecord(Path(config.run_dir)).enter(STARTING_RAY)
+    environment.prepare(config, folder)
+    from recipe.sam_dapo.trainer import run_in_ray
+
+    try:
+        run_in_ray(config, environment.ray_runtime_env(config), str(folder / "ray"))
+    except Exception:
+        with suppress(OSError):  # a full disk
+            (folder / ERROR_FILE).write_text(traceback.format_exc())
+        raise
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""`sam doctor`: what this environment has; with a config, what a run of it would lack, with its mend."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from recipe.sam_dapo import patches_of_verl, preflight
+from recipe.sam_dapo.arguments import add_config_options, with_folder
+from recipe.sam_dapo.launch import routing, sharing
+from recipe.sam_dapo.launch.config import ConfigError, compose_config
+from recipe.sam_dapo.launch.versions import engine_of_cpu, known
+from recipe.sam_dapo.preflight import compatibility, machine, settings, vllm_command
+from sam.command import Parser, run_command
+
+DEVICE_FILES = {"npu": "davinci[0-9]*", "cuda": "nvidia[0-9]*"}
+
+
+def has_device(device: str) -> bool:
+    return device not in DEVICE_FILES or any(Path("/dev").glob(DEVICE_FILES[device]))
+
+
+def describe(config: DictConfig) -> Iterator[str]:
+    """Lines about a run that is still to start: warnings, what it consists of, the memory that it takes."""
+    yield from (f"warning: {warning}" for warning in compatibility.warnings(config))
+    rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
+    replica = rollout.tensor_model_parallel_size * rollout.data_parallel_size
+    yield (
+        f"{trainer.nnodes} nodes x {trainer.n_gpus_per_node} {trainer.device} devices; rollout: "
+        f"{machine.device_count(config) // replica} replicas of {replica}, with up to {rollout.max_num_seqs} requests "
+        f"on each data-parallel rank; training: {config.actor_rollout_ref.actor.strategy}"
+    )
+    yield f"routing: {routing.describe(config)}; sharing: {sharing.describe(config)}"
+    yield machine.describe_device_memory(config)
+
+
+def of_run(config: DictConfig) -> int:
+    """Print all that is found, then about the run; 2: something is wrong."""
+    if not (is_here := has_device(config.trainer.device)):
+        print(f"no {config.trainer.device} device here: packages, memory, disk and Ray are not looked at")
+    elif config.trainer.nnodes > 1:
+        os.environ.setdefault("RAY_ADDRESS", "auto")  # the cluster that a run would take
+    with contextlib.redirect_stdout(sys.stderr):  # verl and vLLM log to stdout
+        problems = list(preflight.find_problems(config, device=is_here))
+        problems += vllm_command.what_verl_and_vllm_say(config)
+        problems += machine.ray_cluster(config, preflight.of_this_node)
+    print(*(f"error: {problem}" for problem in problems), *describe(config), sep="\n")
+    print(f"{len(problems)} problem{'' if len(problems) == 1 else 's'}")
+    return 2 if problems else 0
+
+
+def of_environment() -> int:
+    """Print what this environment has. 2: some of it is refused."""
+    device = "cpu" if engine_of_cpu() else next(filter(has_device, DEVICE_FILES), "cpu")
+    found = list(compatibility.of_machine(device))
+    print("; ".join([f"device {device}", *(f"{name} {value}" for name, value in known().items())]))
+    print(*(f"error: {wrong}" if wrong else f"{name}: {value}" for name, value, wrong in found), sep="\n")
+    print("sam doctor --config-name NAME [overrides] checks a run")
+    return 2 if any(wrong for *_, wrong in found) else 0
+
+
+def of_weights(folder: Path) -> str:
+    """What to say of weights that are whole; ConfigError: they are not."""
+    for line in settings.weights(folder):
+        raise ConfigError(line)
+    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    return f"{folder}: complete, {size / 1e9:.1f} GB of weights"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """0: nothing is wrong. 2: something is, or the config cannot be composed."""
+    parser = Parser(prog="sam doctor", description=__doc__)
+    add_config_options(parser, required=False)
+    parser.add_argument("--weights", type=Path, help="in place of a config: whether this model's weights are all there")
+    parser.add_argument("--patches", action="store_true", help="all that is replaced of other packages, and why")
+    parser.add_argument("--npu-selftest", action="store_true", help="parity, precision and timing on the device itself")
+    parser.add_argument("--output", type=Path, default=Path("outputs/npu_selftest"), help="folder for its report")
+    parser.add_argument("--device", default="npu", help="cpu: its engines in float32 and without torch.compile")
+    parser.add_argument("overrides", nargs="*", help="Hydra overrides, for example speculation=off")
+    options = with_folder(parser.parse_intermixed_args(arguments))
+    if options.overrides and not options.config_name:
+        parser.error("overrides go with --config-name: add it")
+    if options.npu_selftest:
+        from recipe.sam_dapo.preflight.npu_selftest import selftest
+
+        return selftest(options.output, options.device)
+    if options.patches:
+        return run_command(patches_of_verl.listed)
+    if options.weights:
+        return run_command(lambda: of_weights(options.weights))
+    if not options.config_name:
+        return of_environment()
+    return run_command(lambda: of_run(compose_config(options.config_name, options.overrides)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

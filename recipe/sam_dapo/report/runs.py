@@ -1,0 +1,234 @@
+"""Reads what is compared: run directories of `sam run`, and stock.json.
+
+`sam bench --run` leaves stock.json: the result of engines that took turns on a run's recorded text, stock vLLM among
+them, with the `steps` whose text they emitted, the first one's to warm up, and `text`: `text_of` these.
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from sam.bench.result import table_of
+from sam.bench.settings import STOCK
+from sam.config import WITH_DRAFT_MODEL
+from sam.reading import ReadError, expect, json_object, one_line
+from sam.record.engine_steps import EngineSteps
+from sam.record.responses import (
+    CONFIG_FILE,
+    METRICS_FILE,
+    read_config,
+    read_metrics,
+    read_responses,
+    responses_path,
+)
+from sam.record.tokenizer import Tokenizer
+
+ROLLOUT_SECONDS, TAIL_SECONDS = "rollout/seconds", "rollout/tail_seconds"
+STOCK_FILE = "stock.json"
+POLICY = "goodput"  # of sam.bench's engines with sam or a trained drafter
+MEASURE = "sam bench --run"
+TEXTS, SHOWN = 3, 400  # responses that the page shows, and tokens of each
+
+
+@dataclass
+class Run:
+    """One run's records.
+
+    Attributes:
+        name: its speculation's method.
+        metrics: training step -> what went to wandb; step 0 is the first validation.
+        remarks: what a reader of its figures should know.
+
+    Raises:
+        ReadError: no training step has finished.
+    """
+
+    name: str
+    directory: Path
+    config: dict
+    versions: dict
+    metrics: dict[int, dict[str, float]]
+    remarks: list[str] = field(default_factory=list)
+
+    def __post_init__(self):
+        if not self.steps:
+            raise ReadError(f"{self.directory}: no training step has finished there: name a run that has trained")
+
+    @classmethod
+    def load(cls, directory: Path) -> Self:
+        """Read a run directory of `sam run`; ReadError: no step has finished there, or a file is damaged."""
+        if not (directory / METRICS_FILE).is_file():
+            raise ReadError(f"{directory}: no {METRICS_FILE} there; expected a run directory of sam run")
+        config, versions = read_config(directory), json_object(directory / "versions.json")
+        return cls(config["speculation"]["method"], directory, config, versions, read_metrics(directory))
+
+    @property
+    def steps(self) -> list[int]:
+        """Training steps whose rollout was timed."""
+        return sorted(step for step, row in self.metrics.items() if ROLLOUT_SECONDS in row)
+
+    @cached_property
+    def recorded(self) -> dict[int, EngineSteps]:
+        """The first replica's engine steps by training step; none where a step has no file."""
+        steps = self.steps if self._has_files(EngineSteps.path) else ()
+        return {step: EngineSteps.load(self.directory, step) for step in steps}
+
+    @property
+    def has_responses(self) -> bool:
+        """Whether those of all training steps are there."""
+        return self._has_files(responses_path)
+
+    def _has_files(self, path: Callable[[Path, int], Path]) -> bool:
+        return all(path(self.directory, step).is_file() for step in self.steps)
+
+    def threshold(self) -> int | None:
+        """Running requests at or below which a rollout is in its tail; None where the run's config has none."""
+        value = (self.config.get("speculation") or {}).get(name := "batch_size_threshold")
+        expect(value is None or type(value) is int, f"{self.directory}, speculation.{name}", "a whole number", value)
+        return value
+
+    def series(self, key: str) -> tuple[list[int], list[float]]:
+        """Training steps that have a figure, and its values."""
+        points = {step: row[key] for step, row in sorted(self.metrics.items()) if key in row}
+        return list(points), list(points.values())
+
+    def seconds(self, steps: list[int], key: str = ROLLOUT_SECONDS) -> float | None:
+        """Sum over these steps of the rollout's seconds, or of another figure; None where a step has none."""
+        values = [self.metrics[step].get(key) for step in steps]
+        return None if None in values else float(sum(values))
+
+    def acceptance(self) -> tuple[float | None, float | None]:
+        """Mean acceptance length (accepted plus bonus, per verify step of a request) and acceptance rate."""
+        names = ("verify_steps", "accepted_tokens", "drafted_tokens")
+        sums = [self.seconds(self.steps, f"rollout/spec_{name}") for name in names]
+        if None in sums:
+            return None, None
+        verified, accepted, drafted = sums
+        return 1 + (accepted / verified if verified else 0.0), (accepted / drafted if drafted else 0.0)
+
+
+def load_runs(directories: list[Path]) -> list[Run]:
+    """Read run directories, and give the runs different names."""
+    runs, names = [Run.load(directory) for directory in directories], []
+    for run in runs:
+        names.append(run.name)
+        if (count := names.count(run.name)) > 1:
+            run.name = f"{run.name} {count}"
+    return runs
+
+
+def common_steps(runs: list[Run]) -> list[int]:
+    """Training steps that all have; ReadError if there are none."""
+    if steps := sorted(set.intersection(*(set(run.steps) for run in runs))):
+        return steps
+    has = "; ".join(f"{run.directory} has {run.steps[0]} to {run.steps[-1]}" for run in runs)
+    raise ReadError(f"{has}: no training step in common: name runs that began alike")
+
+
+def compare_responses(one: Run, other: Run) -> dict[int, tuple[int, int]]:
+    """step -> (identical responses, responses that both runs have); empty where a run has not recorded them."""
+    result = {}
+    for step in sorted(set(one.steps) & set(other.steps)) if one.has_responses and other.has_responses else ():
+        mine, theirs = (
+            {row[:2]: row.response_tokens for row in read_responses(run.directory, step)} for run in (one, other)
+        )
+        common = mine.keys() & theirs.keys()
+        result[step] = (sum(np.array_equal(mine[key], theirs[key]) for key in common), len(common))
+    return result
+
+
+def of_seeds(runs: list[Run]) -> list[list[Run]]:
+    """The first two runs, and the pairs behind them of the same methods, each of one further seed."""
+    found: dict[str, list[Run]] = {}
+    methods = [run.name.partition(" ")[0] for run in runs]
+    for n in range(0, len(runs) - 1, 2):
+        one, other = (str(run.config.get("seed")) for run in runs[n : n + 2])
+        if n == 0 or (one == other and methods[n : n + 2] == methods[:2]):
+            found.setdefault(one, runs[n : n + 2])
+    return [*found.values()]
+
+
+def drafted_texts(run: Run) -> list[list[tuple[str, str]]]:
+    """Samples of the last step's first prompt, as pieces (text, "drafted", "given" or ""); none without sam, and, with
+    a remark, without the model's tokenizer."""
+    from sam.replay import Request, make_drafter
+
+    if not run.has_responses or run.config["speculation"]["method"] != "sam":
+        return []
+    try:
+        with one_line(place := f"{run.directory / CONFIG_FILE}", "no model and number of draft tokens"):
+            model = run.config["actor_rollout_ref"]["model"]["path"]
+            budget = np.array([run.config["speculation"]["num_speculative_tokens"]], np.int32)
+            drafter = make_drafter("sam", "group", int(budget[0]))
+        expect((Path(model) / "tokenizer.json").is_file(), place, "a model's folder with tokenizer.json", model)
+        tokenizer = Tokenizer(model).whole
+    except ReadError as error:
+        run.remarks.append(f"{error}: left out")
+        return []
+    rows, samples = read_responses(run.directory, run.steps[-1]), []
+    for row in rows:
+        if row.prompt == rows[0].prompt and len(row.response_tokens):
+            spans = [[min(edge, SHOWN) for edge in span] for span in row.given_spans]
+            samples.append(Request(str(row.sample), row.response_tokens[:SHOWN], given=spans))
+            drafter.start(str(row.sample), row.prompt_tokens)
+    kinds = {sample.name: np.full(len(sample.response), "", "U7") for sample in samples}
+    while live := [sample for sample in samples if not sample.finished]:
+        for sample in live:
+            begin, drafts = sample.accepted, drafter.draft([sample.name], budget)
+            accepted, generated, new = sample.verify(drafts.token_ids)
+            kinds[sample.name][begin : begin + accepted] = "drafted"
+            kinds[sample.name][begin + generated : sample.accepted] = "given"
+            drafter.append([sample.name], new, np.array([0, len(new)]))
+    return [_pieces(tokenizer, sample.response, kinds[sample.name]) for sample in samples[:TEXTS]]
+
+
+def _pieces(tokenizer, tokens: np.ndarray, kinds: np.ndarray) -> list[tuple[str, str]]:
+    ends = [*np.flatnonzero(kinds[1:] != kinds[:-1]) + 1, len(tokens)]
+    texts = ["", *(tokenizer.decode(tokens[:end].tolist(), skip_special_tokens=False) for end in ends)]
+    return [
+        (text[len(before) :], str(kinds[end - 1])) for before, text, end in zip(texts, texts[1:], ends, strict=False)
+    ]
+
+
+def load_stock(directory: Path, run: Run) -> tuple[dict[str, Any] | None, str]:
+    """What stock.json says of the run, and what to know of that; None where there is none or of another text."""
+    path = directory / STOCK_FILE
+    if not path.is_file():
+        where = f"{run.directory} --output {directory}"
+        return None, f"Stock vLLM was not measured: {MEASURE} {where}, then this report again"
+    try:
+        with one_line(str(path), f"not what {MEASURE} writes"):
+            found = json_object(path)
+            table_of(found), method_of(found)
+            is_its_text = text_of(run, found["steps"]) == found["text"]
+    except ReadError as error:
+        return None, f"{error}: left out, measure again with {MEASURE}"
+    if not is_its_text:
+        return None, f"{path} is of another run's text and left out: measure again with {MEASURE}"
+    policy = (run.config.get("speculation") or {}).get("policy")
+    if method_of(found) in ("sam", *WITH_DRAFT_MODEL) and policy != POLICY:
+        return found, f"engines alone drafted with policy={POLICY}, the run with policy={policy}"
+    return found, ""
+
+
+def rows_of(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The rows of the table by engine: stock, off and the run's method."""
+    return {row["variant"]: row for row in found["rows"]}
+
+
+def method_of(found: dict[str, Any]) -> str:
+    """The engine that drafts."""
+    return next(engine for engine in rows_of(found) if engine not in (STOCK, "off"))
+
+
+def text_of(run: Run, steps: list[int]) -> str:
+    """A name of the responses that a run recorded in these steps; empty where it has not."""
+    paths = [responses_path(run.directory, step) for step in steps]
+    if not paths or not all(path.is_file() for path in paths):
+        return ""
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in paths)).hexdigest()[:16]

@@ -1,0 +1,92 @@
+"""verl's synchronous V1 trainer with ordered groups and a record of the run on disk, beside what
+recipe.sam_dapo.verl_plugin adds to every trainer of verl's."""
+
+from contextlib import suppress
+from pathlib import Path
+
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils import tensordict_utils as tu
+
+from recipe.sam_dapo.launch import routing, sharing
+from recipe.sam_dapo.record import RUNNING, STARTING_ENGINES, VALIDATING, RunRecord
+from recipe.sam_dapo.rollout import prompt_uid
+from recipe.sam_dapo.trainer.dynamic_sampling import DapoRounds
+
+
+class DapoTrainer(PPOTrainerSync):
+    """verl's trainer with ordered prompts and a RunRecord; the algorithm is verl's."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.record = RunRecord(Path(config.run_dir))
+        self._prompts_dispatched = 0
+
+    def _setup(self):
+        self.record.enter(STARTING_ENGINES)
+        super()._setup()
+        print(f"routing: {routing.describe(self.config)}", flush=True)
+        print(f"speculation.sharing: {sharing.describe(self.config)}", flush=True)
+
+    def fit(self, agent_loop_manager):
+        """Train; the run's record says when it has finished.
+
+        Engines end before their servers, which end with this process, and before the log of shared text: an engine that
+        is still there calls that a failure.
+        """
+        from recipe.sam_dapo.rollout import server
+
+        self.record.start(self.global_steps + 1)
+        super().fit(agent_loop_manager)
+        self.record.enter("finished")
+        with suppress(Exception):
+            server.end_engines()
+
+    def on_init_end(self):
+        """verl's first weight sync, marked as a phase for the supervisor."""
+        validates = self.config.trainer.get("val_before_train", True)
+        with self.record.weight_sync(then=VALIDATING if validates else RUNNING):
+            super().on_init_end()
+
+    def on_train_begin(self):
+        """Steps begin, after the first validation."""
+        self.record.enter(RUNNING)
+        super().on_train_begin()
+
+    def on_step_begin(self):
+        """Number the step's prompts from 0."""
+        self._prompts_dispatched = 0
+        super().on_step_begin()
+
+    def _add_batch_to_generate(self):
+        """A whole round of dynamic sampling at once, not train_batch_size prompts and then the rest."""
+        if not isinstance(self.replay_buffer, DapoRounds):  # a user's sampler
+            return super()._add_batch_to_generate()
+        self._add_prompts_to_generate(self.replay_buffer.prompts_per_round(self.config.data.train_batch_size))
+
+    def _submit_batch_to_rollout(self, batch) -> int:
+        """verl's random group ids would make a step's order depend on chance; ours sort in dispatch order."""
+        first = self._prompts_dispatched
+        self._prompts_dispatched += len(batch)
+        uids = [prompt_uid(self.global_steps, number) for number in range(first, self._prompts_dispatched)]
+        tu.assign_non_tensor_stack(batch, "uid", uids)
+        return super()._submit_batch_to_rollout(batch)
+
+    def on_step_end(self):
+        """verl's weight sync, marked as a phase for the supervisor."""
+        with self.record.weight_sync():
+            super().on_step_end()
+
+    def _compute_metrics(self, batch, metrics, timing_raw, global_steps, epoch):
+        """verl's; then write the step's responses, engine steps and metrics to disk."""
+        super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
+        if isinstance(self.replay_buffer, DapoRounds):
+            self.record.write_rollouts(global_steps, self.replay_buffer.rows)
+        for steps, _ in self.sam_steps[:1]:
+            steps.save(self.record.directory, global_steps)
+        self.record.append_metrics(global_steps, metrics)
+
+    def _validate(self):
+        metrics = super()._validate()
+        if not self._prompts_dispatched:  # later validations are logged with their step's metrics
+            self.record.append_metrics(self.global_steps, metrics)
+        return metrics

@@ -1,5 +1,0 @@
-"""The verl recipe: an application, whose every process shows the warnings of its own code."""
-
-from sam.log import show_warnings
-
-show_warnings("sam_recipe", "sam")

@@ -1,0 +1,154 @@
+"""What a user may get wrong: each mistake alone on a node that is good otherwise, and the line that preflight has."""
+
+import subprocess
+import sys
+
+import pytest
+
+from recipe.sam_dapo import preflight
+from recipe.sam_dapo.launch.config import CONFIGS, ConfigError
+from recipe.sam_dapo.launch.versions import installed
+from recipe.sam_dapo.patch import Patches
+from recipe.sam_dapo.preflight import __main__ as doctor
+from recipe.sam_dapo.preflight import compatibility, machine, settings, vllm_command
+from tests.recipe.sam_dapo.preflight.preflight_node import MESSAGES, composed, config_of, tiny, write_rows
+
+ACTOR, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model"))
+VLLM = f"{ROLLOUT}.engine_kwargs.vllm"
+ATTENTION, SPLIT = f"{MODEL}.override_config.attn_implementation", f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size"
+CUDA = ("device=cuda", "training=fsdp2", "trainer.n_gpus_per_node=16", f"{ATTENTION}=flash_attention_2")
+SHARD, CANN = "model-00001-of-00002.safetensors", "cann/aarch64-linux/ascend_toolkit_install.info"
+
+# What is said, of what the overrides set.
+OVERRIDES = [
+    ("[model.missing]", f"{MODEL}.path=Qwen/Qwen3-32B"),
+    ("train_files=nowhere.parquet: no such file", "data.train_files=nowhere.parquet"),
+    ("data.val_files=None: no such file", "data.val_files=[]"),
+    ("train_batch_size=31, actor.ppo_mini_batch_size=32: the first must be", "data.train_batch_size=31"),
+    ("train_batch_size x rollout.n=512, devices=14", "trainer.n_gpus_per_node=7"),
+    ("_size x data_parallel_size=6: ", f"{ROLLOUT}.tensor_model_parallel_size=6"),
+    ("tensor x pipeline x context=", f"{ACTOR}.megatron.context_parallel_size=3"),
+    ("data.gen_batch_size=4: expected at least 32", "data.gen_batch_size=4"),
+    ("dynamic sampling, which compares a prompt's samples", f"{ROLLOUT}.n=1"),
+    ("the longest prompt and response: raise it", f"{ACTOR}.ppo_max_token_len_per_gpu=9216"),
+    ("a step of full decoding: raise it [size.least]", f"{ROLLOUT}.max_num_batched_tokens=256"),
+    ("[memory.kv_cache]", f"{ROLLOUT}.tensor_model_parallel_size=1"),
+    ("[memory.training]", f"{ACTOR}.megatron.tensor_model_parallel_size=1"),
+    ("KV of old weights could be read", f"+{VLLM}.kv_transfer_config.kv_connector=AscendStoreConnector"),
+    ("vllm-ascend's own draft models have no switch", "speculation.method=hybrid", "speculation.draft_model=/x"),
+    ("verl does not read it, temperature decides", f"{ROLLOUT}.do_sample=false"),
+    ("it does not see split sequences", *CUDA, f"{ATTENTION}=sdpa", f"{SPLIT}=2"),
+    ("verl's V1 trainer does not read it", "custom_reward_function.path=a.py"),
+    (f"{ACTOR}.use_kl_loss=ture: expected true or false", f"{ACTOR}.use_kl_loss=ture"),
+]
+# And what spoils the node.
+SPOILT = [
+    ("1 of 2 shards of model", lambda node: (node.folder / "model" / SHARD).unlink()),
+    ("vllm=0.24.0: expected 0.23.0", lambda node: node.versions.update(vllm="0.24.0")),
+    ("CANN=8.3.RC1: expected 9.*", lambda node: (node.folder / CANN).write_text("version=8.3.RC1\n")),
+    ("CANN=None: expected 9.*: install it", lambda node: node.env("ASCEND_HOME_PATH", "/nowhere")),
+    ("[ascend.patches]", lambda node: node.set(Patches, "state", "published")),
+    ("VLLM_PLUGINS=ascend: ", lambda node: node.env("VLLM_PLUGINS", "ascend"), *CUDA),
+    ("VLLM_PORT=tcp://", lambda node: node.env("VLLM_PORT", "tcp://10.0.0.1:8000")),
+    ("--shm-size=5g or more [machine.shared_memory]", lambda node: node.free.update(shared=0.06)),
+    ("2 checkpoints of 427 GiB", lambda node: node.free.update(disk=500.0)),
+    ("[machine.memory]", lambda node: node.free.update(memory=100.0)),
+]
+MISTAKES = [(said, lambda node: None, *overrides) for said, *overrides in OVERRIDES] + SPOILT
+
+
+@pytest.mark.parametrize("row", MISTAKES, ids=[row[0] for row in MISTAKES])
+def test_a_mistake_is_one_line(node, row):
+    said, spoil, *overrides = row
+    spoil(node)
+    config = node.config(*overrides)
+    # Of a CPU's environment torch and vLLM's build are another device's.
+    found = [one for one in preflight.find_problems(config) if not one.startswith(("torch=", "vLLM's build="))]
+    assert 1 <= len(found) <= 3 and any(said in one for one in found), found
+    assert not any("\n" in one for one in found)
+
+
+def test_a_good_node_has_no_problem_and_no_config_of_the_recipes_is_refused(node):
+    assert list(preflight.find_problems(node.config())) == []
+    for name in sorted(path.stem for path in CONFIGS.glob("dapo_*.yaml")):
+        config = composed(name)
+        found = [one for find in (compatibility.values, settings.keys, settings.sizes) for one in find(config)]
+        assert found == list(compatibility.warnings(config)) == [], name
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"prompt": None}, "no column prompt"),
+        ({"prompt": [], "data_source": [], "reward_model": []}, "no rows"),
+        (None, "Parquet"),
+    ],
+)
+def test_a_file_of_data_that_verl_could_not_read_is_one_line(assets, columns, said):
+    file = assets / "train.parquet"
+    write_rows(file, **columns) if columns else file.write_text("no Parquet")
+    (found,) = settings.data(tiny(assets))
+    assert f"data.train_files={file}: " in found and said in found and "[data.wrong_file]" in found
+    for split in ("train", "val"):
+        write_rows(assets / f"{split}.parquet", prompt=None, question=[MESSAGES])
+    assert list(settings.data(tiny(assets, "data.prompt_key=question"))) == []
+
+
+def test_assets_are_made_by_the_configs_own_command_or_still_to_be_built(tmp_path):
+    config = tiny(tmp_path / "none")
+    with pytest.raises(ConfigError) as raised:
+        preflight.check(config)
+    assert f"make it with python -m recipe.sam_dapo.tiny.assets --output {tmp_path}/none" in str(raised.value)
+    assert str(raised.value).endswith("[data.missing] (2 more)")
+    preflight.check(config, files=False)
+
+
+def test_what_users_bring_in_place_of_what_repeats_is_warned_of():
+    sampler = "trainer.v1.sampler.custom_sampler.path"
+    (said,) = compatibility.warnings(config_of("dapo_tiny_cpu", f"{sampler}=mine.py"))
+    assert said.startswith(f"{sampler}=mine.py: ") and said.endswith("runs need not repeat")
+
+
+IMPORTS = """
+import sys
+from recipe.sam_dapo import main_dapo, preflight
+from recipe.sam_dapo.launch.config import compose_config
+
+assert main_dapo.main(["--config-name", "dapo_tiny_cpu", "speculation=foo"]) == 2
+list(preflight.find_problems(compose_config("dapo_tiny_cpu", [f"assets={sys.argv[1]}"])))
+print(*{"ray", "torch", "transformers", "verl", "vllm"} & set(sys.modules))
+"""
+
+
+def test_a_start_checks_everything_before_it_imports_what_takes_long(assets):
+    ended = subprocess.run([sys.executable, "-c", IMPORTS, assets], capture_output=True, text=True, check=True)
+    assert ended.stdout == "\n" and ended.stderr.startswith("error: ") and ended.stderr.count("\n") == 1
+
+
+def test_the_doctor_says_what_is_wrong_and_what_a_run_consists_of(node, capsys, monkeypatch):
+    """On a laptop without what needs the device; with it on every node of the cluster."""
+    node.set(vllm_command, "what_verl_and_vllm_say", lambda config: ["verl's words"])
+    node.set(machine, "ray_cluster", lambda config, of_node: [])
+    node.set(doctor, "compose_config", lambda name, overrides: node.config(*overrides))
+    node.env("RAY_ADDRESS", "auto")
+    assert doctor.main(["--config-name", "dapo_qwen3_32b"]) == 2
+    printed = capsys.readouterr().out
+    assert printed.startswith("error: verl's words\n") and printed.endswith("\n1 problem\n")
+    assert "2 nodes x 16 npu devices; rollout: 4 replicas of 8, with up to 128 requests" in printed
+    for part in ("\nrouting: ", "; sharing: ", "\nrollout, a die of 64 GiB: ", "optimizer", "a checkpoint has 427 GiB"):
+        assert part in printed
+    node.set(doctor, "has_device", lambda device: False)
+    monkeypatch.delenv("ASCEND_HOME_PATH")
+    assert doctor.main(["--config-name", "dapo_qwen3_32b"]) == 2
+    assert capsys.readouterr().out.startswith("no npu device here: ")
+
+
+def test_without_a_config_it_says_what_the_environment_has(capsys, monkeypatch):
+    monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER", raising=False)
+    assert doctor.main([]) == 0
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first.startswith("device cpu; commit ") and f"; ray {installed('ray')}; " in first and len(lines) <= 20
+    assert {"vllm: 0.23.0", "plugin sam: installed", "VLLM_USE_V2_MODEL_RUNNER: not set"} <= {*lines}
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    assert doctor.main([]) == 2
+    assert "\nerror: VLLM_USE_V2_MODEL_RUNNER=1: expected 0: " in capsys.readouterr().out

@@ -1,0 +1,65 @@
+"""What two settings make of a config of verl's own; a whole run is in tests/end_to_end/test_verl_script.py."""
+
+import re
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from recipe.sam_dapo import verl_plugin
+from recipe.sam_dapo.launch import sharing
+from recipe.sam_dapo.launch.config import verl_configs
+from sam.config import METHODS, WITH_DRAFT_MODEL, SpeculationConfig
+
+GIVEN = ["hydra.searchpath=[pkg://sam.configs]", "actor_rollout_ref.rollout.name=vllm"]
+
+
+def composed(*overrides):
+    """verl's ppo_trainer, as main_ppo composes it."""
+    with initialize_config_dir(verl_configs().removeprefix("file://"), version_base=None):
+        config = compose("ppo_trainer", [*GIVEN, *overrides])
+    OmegaConf.resolve(config)
+    return config
+
+
+@pytest.mark.parametrize(("device", "method"), [*(("cuda", one) for one in METHODS), ("npu", "sam"), ("cpu", "sam")])
+def test_engines_are_given_what_the_recipe_gives_them(device, method):
+    """Engines with these arguments are tested in tests/sam/engine and tests/ascend."""
+    drafter = ["speculation.draft_model=/none"] if method in WITH_DRAFT_MODEL else []
+    config = composed(
+        f"+speculation={method}", "speculation.num_speculative_tokens=5", f"trainer.device={device}", *drafter
+    )
+    vllm = OmegaConf.to_container(config.actor_rollout_ref.rollout.engine_kwargs.vllm)
+    assert vllm["additional_config"] == {"speculation": verl_plugin.resolved(config).to_dict()}
+    wanted = SpeculationConfig.from_dict(vllm["additional_config"]["speculation"])
+    assert (wanted.method, wanted.num_speculative_tokens) == (method, 5)
+    ahead = method in ("sam", *WITH_DRAFT_MODEL) and device != "cpu"  # there vLLM schedules ahead
+    assert vllm["speculative_config"] == wanted.vllm_arguments(ahead).get("speculative_config")
+    assert config.ray_kwargs.ray_init.runtime_env.env_vars.VLLM_USE_V2_MODEL_RUNNER == "0"
+
+
+def test_replicas_share_text_in_a_log_that_has_room():
+    """verl's own numbers: 8 devices that train, two to an engine; with 8 more that do not, those are replicas too."""
+    config = composed("+speculation=sam")
+    assert config.speculation.sharing == "auto" and verl_plugin.resolved(config).sharing == "replicas"
+    assert config.data.gen_batch_size is None and (mib := sharing.needed_mib(config)) > 0
+    ahead = composed("+speculation=sam", "trainer.v1.trainer_mode=colocate_async", "data.gen_batch_size=1")
+    assert 2 * mib - 1 <= sharing.needed_mib(ahead) <= 2 * mib  # a batch for the next step, too
+    apart = ["+speculation=sam", "trainer.v1.trainer_mode=separate_async", "actor_rollout_ref.rollout.nnodes=1"]
+    assert sharing.replicas(ahead) == 4 and sharing.replicas(composed(*apart)) == 8
+    assert sharing.replicas(composed(*apart, "actor_rollout_ref.hybrid_engine=false")) == 4
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ("+speculation=sam speculation.policy=treshold", "speculation.policy='treshold': expected one of threshold"),
+        ("+speculation=sam actor_rollout_ref.rollout.name=sglang", "speculation drafts in vllm: set it to vllm"),
+        ("+speculation=sam +routing=context trainer.v1.trainer_mode=separate_async", "routing=context is for sync"),
+        ("+speculation=sam trainer.use_v1=false", "speculation needs verl's V1 trainers: set it to true"),
+        ("+routing=context", "without speculation: add +speculation=sam, or +speculation=off"),
+    ],
+)
+def test_what_it_is_not_for_is_refused(overrides, said):
+    with pytest.raises(Exception, match=re.escape(said)):
+        composed(*overrides.split())
