@@ -23,3 +23,5 @@ else:  # runs without speculation are not concerned
     from omegaconf import OmegaConf
 
     OmegaConf.register_new_resolver("sam", refuse, replace=True)
+    if any(word.lstrip("+").startswith("speculation=") for word in sys.argv[1:]):
+        refuse()  # before Ray starts

@@ -82,7 +82,7 @@ def test_no_import_runs_upwards_nor_in_a_circle(package, order):
             for there in {room_of(name, floors) for name in imported} - {None, here}:
                 assert floors[there] < floors[here], f"{module} imports {there}, which is not below it"
         else:
-            assert "." not in module or module.endswith((".tiny", ".smollm2")), f"{module} has no floor: give it one"
+            assert module == package or module.endswith((".tiny", ".smollm2")), f"{module} has no floor: give it one"
         if package == "sam":
             outside = {name.split(".")[0] for name in imported} & {"verl", "recipe", "vllm", "vllm_ascend"}
             assert outside <= ({"vllm", "vllm_ascend"} if here == "sam.vllm" else set()), (module, outside)
@@ -151,8 +151,12 @@ def test_what_is_replaced_stands_in_one_registry():
     assert {name for text in texts.values() for name in temporary.findall(text)} <= {*names.split("|")}
 
 
-# Files that set attributes of objects of their own by name.
+# Files that set attributes of objects of their own, by name or by a name of the registry.
 ASSIGNING = {
-    "sam/bench/settings.py", "sam/record/engine_steps.py", "sam/switch/step_cost.py", "sam/vllm/bench/engine.py",
+    "recipe/sam_dapo/rollout/agent_loop.py",
+    "sam/bench/settings.py",
+    "sam/record/engine_steps.py",
+    "sam/switch/step_cost.py",
+    "sam/vllm/bench/engine.py",
     "sam/vllm/hooks.py",
-}  # fmt: skip
+}

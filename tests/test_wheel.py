@@ -1,8 +1,11 @@
 """What is installed: `pip install sam_rollout-*.whl`, outside of any checkout."""
 
 import subprocess
+import sys
 import zipfile
 from pathlib import Path
+
+import pytest
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -45,3 +48,48 @@ def test_commands_work_where_there_is_no_checkout(python_with_verl, tmp_path):
 def test_patches_are_found_where_there_is_no_checkout(python_with_vllm, tmp_path):
     said = run(python_with_vllm, tmp_path, "-m", "recipe.sam_dapo.patch", "status")
     assert "0001-custom-class-proposers.patch, 0002-rejection-sampler.patch" in said
+
+
+def beside_a_checkout_of_verls_recipes(folder: Path) -> Path:
+    """The file of verl's recipe; its folder `recipe` is a namespace, as TransferQueue's in site-packages is."""
+    recipe = folder / "recipe" / "dapo" / "main_dapo.py"
+    recipe.parent.mkdir(parents=True)
+    recipe.write_text("def main(): ...\n")
+    return recipe
+
+
+PARTS = """
+from recipe.dapo.main_dapo import main
+import recipe.simple_use_case, recipe.sam_dapo.arguments
+print(recipe.sam_dapo.arguments.__file__)
+"""
+
+
+@pytest.mark.parametrize("installed_as", ["wheel", "editable"])
+def test_the_recipe_shares_its_namespace(installed_as, python_with_verl, tmp_path):
+    """With verl's recipes in the folder where a run starts, and TransferQueue's among the packages."""
+    python = python_with_verl if installed_as == "wheel" else Path(sys.executable)
+    home = python.parents[1] if installed_as == "wheel" else REPOSITORY
+    beside_a_checkout_of_verls_recipes(tmp_path)
+    assert run(python, tmp_path, "-c", PARTS).startswith(str(home))
+    words = ("--config-name", "dapo_tiny_cpu", "--check")
+    run(python, tmp_path, str(python.with_name("sam")), "run", *words)
+    run(python, tmp_path, "-m", "recipe.sam_dapo.main_dapo", *words)
+
+
+def test_a_folder_that_hides_the_recipe_is_one_line(python_with_verl, tmp_path):
+    (beside_a_checkout_of_verls_recipes(tmp_path).parents[1] / "__init__.py").touch()
+    train = ("-m", "verl.trainer.main_ppo", "hydra.searchpath=[pkg://sam.configs]")
+    commands = (
+        (str(python_with_verl.with_name("sam")), "run", "--config-name", "dapo_tiny_cpu"),
+        (*train, "+speculation=sam"),
+    )
+    for words in commands:
+        ended = subprocess.run([python_with_verl, *words], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        (line,) = ended.stderr.splitlines()
+        assert ended.returncode == 2
+        assert f"{tmp_path}/recipe/__init__.py hides recipe.sam_dapo: remove that file" in line
+    said = subprocess.run(
+        [python_with_verl, *train, "--cfg", "job"], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert said.returncode == 0, "a run without speculation is not concerned"

@@ -13,6 +13,9 @@ PATCHES = register({
         "init get_llm_client step _validate _compute_metrics",
         "verl has a registry of servers, but none of what its trainers log or do when they have started.",
         "verl has one."),
+    "count_busy_seconds": Patch("the AsyncLLM of verl's server", "generate",
+        "verl's server keeps requests back between an interruption and the next weights: its own calls last longer "
+        "than the engine works.", "vLLM or verl reports for how long an engine had requests."),
     "meet_at_own_port": Patch("verl.trainer.ppo.v1.trainer_base", "RayWorkerGroup",
         "verl 0.9.1 lets the kernel choose a free port for torch.distributed, closes it, and listens there seconds "
         "later, when Ray may have been given it: EADDRINUSE (https://github.com/verl-project/verl/issues/5889). Runs "

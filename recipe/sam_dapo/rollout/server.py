@@ -1,6 +1,5 @@
 """The rollout server: verl's vLLM server with speculation checked at start-up and measured in every step."""
 
-import functools
 import multiprocessing
 import os
 import secrets
@@ -15,6 +14,7 @@ from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, 
 
 from recipe.sam_dapo.launch import fork_server
 from sam.config import SpeculationConfig
+from sam.patching import wrap
 from sam.record.engine_steps import EngineSteps
 from sam.sharing import link
 from sam.sharing.log import Log
@@ -73,7 +73,7 @@ class SpeculationServer(vLLMHttpServer):
     async def run_server(self, args):
         """verl's, then refuse to serve unless every worker runs what the config asks for."""
         await super().run_server(args)
-        self.engine.generate = self._watched(self.engine.generate)
+        wrap(self.engine, "generate", "count_busy_seconds", self._watched)
         wanted = SpeculationConfig.from_dict(args.additional_config.get("speculation", {}))
         for status in await self.engine.collective_rpc("sam_attach"):
             check_installed(wanted, status)
@@ -83,22 +83,17 @@ class SpeculationServer(vLLMHttpServer):
         if wanted.sharing != "replicas":
             await self.engine.collective_rpc("sam_yield")
 
-    def _watched(self, generate):
+    async def _watched(self, generate, prompt, sampling_params, request_id: str, **kwargs):
         """vLLM's generate. Seconds count while at least one request is in the engine: between an interruption and the
         next weights, requests wait in the server."""
-
-        @functools.wraps(generate)
-        async def watched(prompt, sampling_params, request_id: str, **kwargs):
-            self._count_seconds(entering=1)
-            try:
-                async for output in generate(prompt, sampling_params, request_id, **kwargs):
-                    if request_id in self._finish_reasons and output.outputs:  # not vLLM's own endpoints'
-                        self._finish_reasons[request_id] = output.outputs[0].finish_reason
-                    yield output
-            finally:
-                self._count_seconds(entering=-1)
-
-        return watched
+        self._count_seconds(entering=1)
+        try:
+            async for output in generate(prompt, sampling_params, request_id, **kwargs):
+                if request_id in self._finish_reasons and output.outputs:  # not vLLM's own endpoints'
+                    self._finish_reasons[request_id] = output.outputs[0].finish_reason
+                yield output
+        finally:
+            self._count_seconds(entering=-1)
 
     def _count_seconds(self, entering: int = 0) -> None:
         now = time.monotonic()

@@ -43,6 +43,10 @@ def test_settings_that_make_another_curve_are_listed_apart_and_the_old_ones_kept
         return [{one.split(" ")[0] for one in lines} for lines in found]
 
     assert changed([]) == [set(), set()]
+    made_by_0_2_0 = (tmp_path / "config.yaml").read_text().replace("recipe.sam_dapo.", "sam_recipe.")
+    assert made_by_0_2_0.count("sam_recipe.") > 3
+    (tmp_path / "config.yaml").write_text(made_by_0_2_0)
+    assert changed([]) == [set(), set()], "the recipe's package had another name then"
     for overrides, place in ((CURVE, 0), (OTHERS, 1)):
         found = changed(overrides)
         assert {one.partition("=")[0] for one in overrides} <= found[place]
