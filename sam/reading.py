@@ -9,12 +9,16 @@ import reprlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np  # arguments are read before it is installed
 
 LARGEST_TOKEN = 2**31 - 1
+NPY = b"\x93NUMPY"  # how a file of a single array begins
+# By numpy's kind of a dtype: what its values are called, and the kinds that are taken for them. A float is no integer,
+# even a whole one: its NaN and its fractions would become other numbers in silence.
+KINDS = {"i": ("integers", "iu"), "f": ("numbers", "iuf"), "b": ("booleans", "biu")}
 T = TypeVar("T")
 
 
@@ -75,10 +79,58 @@ def npz_arrays(content: Path | bytes, place: str) -> dict[str, np.ndarray]:
     import numpy as np
 
     content = content_of(content) if isinstance(content, Path) else content
+    if content.startswith(NPY):
+        raise ReadError(
+            f"{place}: expected an .npz file of arrays, got an .npy file of a single array: use numpy.savez"
+        )
     with one_line(place, "not an .npz file of arrays"), np.load(io.BytesIO(content), allow_pickle=False) as archive:
         if damaged := archive.zip.testzip():
             raise ValueError(f"{damaged} is damaged")
         return {name: np.asarray(archive[name]) for name in archive.files}
+
+
+class Values(NamedTuple):
+    """What an array of a file must hold: `what` each value is, of which dtype, in how many dimensions, and the least
+    and the largest that it may be; None: the dtype's own."""
+
+    what: str
+    dtype: str
+    dimensions: int = 1
+    low: float | None = 0
+    high: float | None = None
+
+
+TOKEN = Values("a token id", "int32")
+
+
+def array_of(found: Any, place: str, wanted: Values) -> np.ndarray:
+    """`found`, an array or lists of JSON, in the wanted dtype.
+
+    Raises:
+        ReadError: it has other dimensions, is of another kind, or has a value outside the range; NaN is in none.
+    """
+    import numpy as np
+
+    with one_line(place, f"expected {wanted.what} in each place"):
+        found = np.asarray(found)
+    dtype = np.dtype(wanted.dtype)
+    name, taken = KINDS[dtype.kind]
+    if found.ndim != wanted.dimensions or found.dtype.kind not in taken:
+        is_what = f"{found.dtype} of shape {list(found.shape)}"
+        raise ReadError(f"{place}: expected {name} in {wanted.dimensions} dimensions, got {is_what}")
+    if dtype.kind == "b":
+        low, high = 0, 1
+    else:
+        limits = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
+        low = limits.min if wanted.low is None else wanted.low
+        high = limits.max if wanted.high is None else wanted.high
+    with np.errstate(over="ignore"):
+        values = found.astype(np.float64) if found.dtype.kind == "f" else found
+    wrong = np.argwhere(~((values >= low) & (values <= high)))  # NaN is neither
+    if len(wrong):
+        cell = wrong[0].tolist()
+        expect(False, f"{place}{cell or ''}", f"{wanted.what}, {low} to {high}", found[tuple(cell)].item())
+    return found.astype(dtype)
 
 
 def token_ids(values: Any, place: str) -> np.ndarray:
