@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 LARGEST_TOKEN = 2**31 - 1
 NPY = b"\x93NUMPY"  # how a file of a single array begins
+DIMENSIONS = ("no dimension", "one dimension", "two dimensions", "three dimensions")
 # By numpy's kind of a dtype: what its values are called, and the kinds that are taken for them. A float is no integer,
 # even a whole one: its NaN and its fractions would become other numbers in silence.
 KINDS = {"i": ("integers", "iu"), "f": ("numbers", "iuf"), "b": ("booleans", "biu")}
@@ -117,7 +118,7 @@ def array_of(found: Any, place: str, wanted: Values) -> np.ndarray:
     name, taken = KINDS[dtype.kind]
     if found.ndim != wanted.dimensions or found.dtype.kind not in taken:
         is_what = f"{found.dtype} of shape {list(found.shape)}"
-        raise ReadError(f"{place}: expected {name} in {wanted.dimensions} dimensions, got {is_what}")
+        raise ReadError(f"{place}: expected {name} in {DIMENSIONS[wanted.dimensions]}, got {is_what}")
     if dtype.kind == "b":
         low, high = 0, 1
     else:

@@ -12,7 +12,7 @@ from typing import Self
 
 import numpy as np
 
-from sam.reading import LARGEST_TOKEN, Values, array_of, json_object, one_line
+from sam.reading import LARGEST_TOKEN, ReadError, Values, array_of, json_object, one_line
 from sam.record import replacing
 from sam.switch.policy import StepState
 
@@ -82,7 +82,10 @@ class StepCost:
                     f"step cost: {name}={axis.tolist()}: expected rising integers from 1; {HOW_TO_MEASURE}"
                 )
             object.__setattr__(self, name, axis.astype(np.int64))
-        cells = array_of(self.milliseconds, "step cost: milliseconds", MILLISECONDS)
+        try:
+            cells = array_of(self.milliseconds, "milliseconds", MILLISECONDS)
+        except ReadError as error:  # of no file yet
+            raise ValueError(f"step cost: {error}") from error
         if cells.shape != (shape := tuple(len(getattr(self, name)) for name in AXES)):
             raise ValueError(f"step cost: milliseconds of shape {list(cells.shape)}: the axes ask for {list(shape)}")
         slowest = np.maximum.accumulate(np.maximum.accumulate(cells, axis=0), axis=1)
