@@ -16,10 +16,9 @@ if TYPE_CHECKING:
 
 LARGEST_TOKEN = 2**31 - 1
 NPY = b"\x93NUMPY"  # how a file of a single array begins
-DIMENSIONS = ("no dimension", "one dimension", "two dimensions", "three dimensions")
-# By numpy's kind of a dtype: what its values are called, and the kinds that are taken for them. A float is no integer,
-# even a whole one: its NaN and its fractions would become other numbers in silence.
-KINDS = {"i": ("integers", "iu"), "f": ("numbers", "iuf"), "b": ("booleans", "biu")}
+# By numpy's kind of a dtype: what its values are called, the kinds that are taken for them, and who knows its limits.
+# A float is no integer, even a whole one: its NaN and its fractions would become other numbers in silence.
+KINDS = {"i": ("integers", "iu", "iinfo"), "f": ("numbers", "iuf", "finfo"), "b": ("booleans", "biu", None)}
 T = TypeVar("T")
 
 
@@ -81,9 +80,7 @@ def npz_arrays(content: Path | bytes, place: str) -> dict[str, np.ndarray]:
 
     content = content_of(content) if isinstance(content, Path) else content
     if content.startswith(NPY):
-        raise ReadError(
-            f"{place}: expected an .npz file of arrays, got an .npy file of a single array: use numpy.savez"
-        )
+        raise ReadError(f"{place}: expected an .npz file of arrays, got an .npy file of one array: use numpy.savez")
     with one_line(place, "not an .npz file of arrays"), np.load(io.BytesIO(content), allow_pickle=False) as archive:
         if damaged := archive.zip.testzip():
             raise ValueError(f"{damaged} is damaged")
@@ -91,46 +88,35 @@ def npz_arrays(content: Path | bytes, place: str) -> dict[str, np.ndarray]:
 
 
 class Values(NamedTuple):
-    """What an array of a file must hold: `what` each value is, of which dtype, in how many dimensions, and the least
-    and the largest that it may be; None: the dtype's own."""
+    """What an array of a file must hold: what each value is, in which dtype, how many dimensions, and from which least
+    value up to the dtype's largest; None: from its own."""
 
     what: str
     dtype: str
     dimensions: int = 1
-    low: float | None = 0
-    high: float | None = None
+    least: int | None = 0
 
 
 TOKEN = Values("a token id", "int32")
 
 
-def array_of(found: Any, place: str, wanted: Values) -> np.ndarray:
-    """`found`, an array or lists of JSON, in the wanted dtype.
-
-    Raises:
-        ReadError: it has other dimensions, is of another kind, or has a value outside the range; NaN is in none.
-    """
+def array_of(found: np.ndarray, place: str, wanted: Values) -> np.ndarray:
+    """`found` in the wanted dtype; ReadError: it has other dimensions, is of another kind, or a value lies outside."""
     import numpy as np
 
-    with one_line(place, f"expected {wanted.what} in each place"):
-        found = np.asarray(found)
     dtype = np.dtype(wanted.dtype)
-    name, taken = KINDS[dtype.kind]
+    name, taken, limits_of = KINDS[dtype.kind]
     if found.ndim != wanted.dimensions or found.dtype.kind not in taken:
         is_what = f"{found.dtype} of shape {list(found.shape)}"
-        raise ReadError(f"{place}: expected {name} in {DIMENSIONS[wanted.dimensions]}, got {is_what}")
-    if dtype.kind == "b":
-        low, high = 0, 1
-    else:
-        limits = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
-        low = limits.min if wanted.low is None else wanted.low
-        high = limits.max if wanted.high is None else wanted.high
+        raise ReadError(f"{place}: expected {wanted.dimensions}-dimensional {name}, got {is_what}")
+    largest = getattr(np, limits_of)(dtype).max if limits_of else 1
+    least = -largest if wanted.least is None else wanted.least
     with np.errstate(over="ignore"):
         values = found.astype(np.float64) if found.dtype.kind == "f" else found
-    wrong = np.argwhere(~((values >= low) & (values <= high)))  # NaN is neither
+    wrong = np.argwhere(~((values >= least) & (values <= largest)))  # NaN is neither
     if len(wrong):
         cell = wrong[0].tolist()
-        expect(False, f"{place}{cell or ''}", f"{wanted.what}, {low} to {high}", found[tuple(cell)].item())
+        expect(False, f"{place}{cell or ''}", f"{wanted.what}, {least} to {largest}", found[tuple(cell)].item())
     return found.astype(dtype)
 
 

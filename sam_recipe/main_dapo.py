@@ -71,28 +71,24 @@ def supervise(config: DictConfig, options: argparse.Namespace) -> int:
 
 def is_over(config: DictConfig) -> bool:
     """Whether the checkpoint that a run would go on from is its last step's."""
-    steps, folder = config.trainer.total_training_steps, checkpoint(config)
+    steps = config.trainer.total_training_steps
+    folder = checkpoint(config)
     return bool(steps) and folder is not None and step_of(folder) >= steps
 
 
-def is_own(config: DictConfig, folder: Path | None) -> bool:
-    """Whether a checkpoint is of the run in this run_dir."""
-    return folder is not None and folder.is_relative_to(Path(config.trainer.default_local_dir))
-
-
 def changed_settings(config: DictConfig, accept_changes: bool) -> list[str]:
-    """What differs from the settings of the run that run_dir holds, as `key before -> now`, if it goes on or is over.
+    """What differs from the settings of the run in run_dir that goes on or is over, as `key before -> now`.
 
     Raises:
-        ValueError: they make another curve and were not accepted, or are not known; no whole checkpoint.
+        ValueError: no whole checkpoint, or settings make another curve and were not accepted, or are not known.
     """
-    run_directory, folder = Path(config.run_dir), checkpoint(config)
-    if not is_own(config, folder):
+    folder = checkpoint(config)
+    if folder is None or not folder.is_relative_to(Path(config.trainer.default_local_dir)):
         return []
-    curve, others = changes(run_directory, config)
+    curve, others = changes(Path(config.run_dir), config)
     if curve and not accept_changes:
         holds = "holds a run that finished after" if is_over(config) else "goes on from"
-        said = f"run_dir={run_directory} {holds} step {step_of(folder)}, changed: {', '.join(curve)}"
+        said = f"run_dir={config.run_dir} {holds} step {step_of(folder)}, changed: {', '.join(curve)}"
         remedy = "set it as it was, choose another run_dir=, or add --accept-changes"
         raise ConfigError(f"{said}: it would be another curve: {remedy} [run_dir.changed]")
     return [*curve, *others]
@@ -102,11 +98,11 @@ def go_on(config: DictConfig, accept_changes: bool) -> Path | None:
     """Say from which folder a run goes on, with what other settings, and keep its config.
 
     Raises:
-        ValueError: no whole checkpoint, or settings make another curve and were not accepted, or are not known.
+        ValueError: as `changed_settings`.
     """
     run_directory, folder = Path(config.run_dir), checkpoint(config)
     step = step_of(folder) if folder else None
-    own = is_own(config, folder)
+    own = folder is not None and folder.is_relative_to(Path(config.trainer.default_local_dir))
     if folder is None and read_json(run_directory / STATE_FILE).get("phase") == "finished":
         say(run_directory, f"{run_directory} held a finished run, which this one replaces")
         with suppress(ValueError):  # what that one's settings were is not known

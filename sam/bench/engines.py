@@ -22,7 +22,7 @@ from sam.bench import prompts
 from sam.bench.prompts import WARM_UP, Batches, Place
 from sam.bench.settings import STOCK, Settings, engine_arguments
 from sam.config import HUGE_PAGES
-from sam.reading import expect, json_rows, one_line
+from sam.reading import json_rows, one_line
 
 ROUNDS = "rounds.jsonl"  # in --output: the settings, then a line for each round of a load that all variants have run
 FIGURES = ("seconds", "steps", "tokens")  # of an engine's round, that others are divided by
@@ -53,25 +53,19 @@ def kept_rounds(settings: Settings) -> dict[Place, dict[str, dict]]:
     rows = list(json_rows(path, _round_of, is_growing=True)) if settings.resume and path.exists() else []
     if not rows:
         path.write_text(json.dumps({"settings": its}) + "\n")
-        return {}
-    expect("settings" in rows[0], str(path), "the settings of sam bench in its first row", sorted(rows[0]))
-    if differing := [name for name, value in its.items() if rows[0]["settings"].get(name) != value]:
+    elif differing := [name for name, value in its.items() if rows[0].get("settings", {}).get(name) != value]:
         raise ValueError(f"{path} is of another --{differing[0].replace('_', '-')}: name another --output")
-    places = {(row["round"], row["load"]): row["runs"] for row in rows[1:] if "runs" in row}
+    places = {(row["round"], row["load"]): row["runs"] for row in rows[1:] if "settings" not in row}
     return {place: runs for place, runs in places.items() if place[0] <= settings.rounds}
 
 
 def _round_of(row: dict[str, Any], place: str) -> dict[str, Any]:
-    """A row of ROUNDS as it stands; ReadError: something else than settings, or a round of a load."""
-    if "settings" in row:
-        expect(isinstance(row["settings"], dict), f"{place}, settings", "the options of sam bench", row["settings"])
-        return row
-    numbers = [row.get("round"), row.get("load")]
-    expect(all(type(number) is int for number in numbers), place, "whole numbers as round and load", numbers)
-    with one_line(f"{place}, runs", f"expected numbers above 0 as {', '.join(FIGURES)} of each engine"):
-        figures = [run[name] for run in row["runs"].values() for name in FIGURES]
-        if not all(0 < figure < math.inf for figure in figures):
-            raise ValueError(figures)
+    """A row of ROUNDS; ReadError: neither settings nor a round of a load."""
+    with one_line(place, "not what sam bench writes"):
+        figures = [run[name] for run in row.get("runs", {}).values() for name in FIGURES]
+        is_round = all(type(row.get(name)) is int for name in ("round", "load")) and bool(figures)
+        if not isinstance(row.get("settings"), dict) and not (is_round and all(0 < one < math.inf for one in figures)):
+            raise ValueError("expected settings, or a round of a load")
     return row
 
 

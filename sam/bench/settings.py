@@ -125,8 +125,7 @@ def is_engine_option(word: str, known: set[str]) -> bool:
     flag = word.partition("=")[0].partition(".")[0].replace("_", "-")
     if flag.startswith("--"):
         return any(one.startswith((flag, flag.replace("--no-", "--", 1))) for one in known)
-    short = ["-O", *(one for one in known if not one.startswith("--"))]
-    return flag.startswith(tuple(short))
+    return flag.startswith(("-O", *(one for one in known if not one.startswith("--"))))
 
 
 def parser() -> Parser:

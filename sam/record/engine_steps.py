@@ -26,7 +26,7 @@ PER_STEP = {
 COUNTER = Values("a count", "int64", dimensions=0)
 FIELDS = {
     **{name: Values("a figure of a step", np.dtype(dtype).name) for name, dtype in PER_STEP.items()},
-    "end_s": Values("a time", "float64", low=None),  # on a clock that may begin anywhere
+    "end_s": Values("a time", "float64", least=None),  # on a clock that may begin anywhere
     **dict.fromkeys(HISTOGRAMS, Values("a count", "int64")),
     "preemptions": COUNTER,
     **dict.fromkeys(("asynchronous", "has_graphs"), Values("true or false", "bool", dimensions=0)),

@@ -6,8 +6,7 @@ from typing import Any
 
 from sam.reading import ReadError, expect, one_line
 
-TEMPLATE = "chat_template.jinja"  # or a key of the other file
-TEMPLATE_FILES = (TEMPLATE, "tokenizer_config.json")
+TEMPLATE_FILES = ("chat_template.jinja", "tokenizer_config.json")  # the second has it as a key
 PLAIN = [{"role": "user", "content": "zyx 87"}]  # a chat that any template takes, and no user's own
 
 
@@ -27,9 +26,11 @@ class Tokenizer:
         else:
             from transformers import AutoTokenizer as kind  # takes seconds longer to import
         self.source = source
-        if (template := Path(source) / TEMPLATE).is_file():
-            with one_line(str(template), "not a chat template"):
-                template.read_text(encoding="utf-8")
+        files = [file for name in TEMPLATE_FILES if (file := Path(source) / name).is_file()]
+        self._template_file = files[0] if files else source
+        with one_line(str(self._template_file), "not a chat template"):
+            if files:
+                files[0].read_text(encoding="utf-8")
         with one_line(str(source), "not a tokenizer"):
             self.whole = kind.from_pretrained(source)
 
@@ -41,40 +42,29 @@ class Tokenizer:
 
     def chat(self, messages: Any, place: str) -> list[int]:
         """Token ids of a chat as the chat template lays it out, up to where the response begins."""
-        from jinja2 import TemplateError
-
         check_chat(messages, place)
-        try:
-            with one_line(place, f"the chat template of {self.source} refuses it"):
-                text = self._laid_out(messages)
-        except ReadError as refused:
-            if type(refused.__cause__) is not TemplateError:  # what a template itself raises
-                self._plain  # noqa: B018
-            raise
-        if text == self._plain:
+        plain = self._plain
+        with one_line(place, f"the chat template of {self.source} refuses it"):
+            text = self._laid_out(messages)
+        if text == plain:
             raise ReadError(f"{self._template_file}: not a chat template (it leaves out what messages say)")
         return self.encode(text, place)
 
     def _laid_out(self, messages: list[dict[str, Any]]) -> str:
         return self.whole.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
 
-    @property
-    def _template_file(self) -> Path | str:
-        files = [file for name in TEMPLATE_FILES if (file := Path(self.source) / name).is_file()]
-        return files[0] if files else self.source
-
     @functools.cached_property
     def _plain(self) -> str | None:
-        """PLAIN laid out, None where a template raises that it wants more; ReadError: the template is at fault."""
+        """PLAIN laid out, None where the template asks for more in its own words; ReadError: it is none."""
         from jinja2 import TemplateError
 
-        try:
-            with one_line(str(self._template_file), "not a chat template"):
+        with one_line(str(self._template_file), "not a chat template"):
+            try:
                 return self._laid_out(PLAIN)
-        except ReadError as refused:
-            if type(refused.__cause__) is TemplateError:
-                return None
-            raise
+            except TemplateError as error:
+                if type(error) is TemplateError:  # what raise_exception of a template raises; others are of Jinja
+                    return None
+                raise
 
 
 def check_chat(messages: Any, place: str) -> None:

@@ -83,7 +83,7 @@ class StepCost:
                 )
             object.__setattr__(self, name, axis.astype(np.int64))
         try:
-            cells = array_of(self.milliseconds, "milliseconds", MILLISECONDS)
+            cells = array_of(np.asarray(self.milliseconds), "milliseconds", MILLISECONDS)
         except ReadError as error:  # of no file yet
             raise ValueError(f"step cost: {error}") from error
         if cells.shape != (shape := tuple(len(getattr(self, name)) for name in AXES)):

@@ -28,16 +28,16 @@ def test_what_is_saved_is_loaded(tmp_path):
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("running", [[3, 2, 1]], "running: expected integers in one dimension, got int64 of shape [1, 3]"),
-        ("running", 3, "running: expected integers in one dimension, got int64 of shape []"),
-        ("drafted", [1, math.nan, 1], "drafted: expected integers in one dimension, got float64 of shape [3]"),
-        ("drafting", ["a", "b", "c"], "drafting: expected booleans in one dimension, got <U1 of shape [3]"),
+        ("running", [[3, 2, 1]], "running: expected 1-dimensional integers, got int64 of shape [1, 3]"),
+        ("running", 3, "running: expected 1-dimensional integers, got int64 of shape []"),
+        ("drafted", [1, math.nan, 1], "drafted: expected 1-dimensional integers, got float64 of shape [3]"),
+        ("drafting", ["a", "b", "c"], "drafting: expected 1-dimensional booleans, got <U1 of shape [3]"),
         ("emitted", [1, 2**40, 1], "emitted[1]: expected a figure of a step, 0 to 2147483647, got 1099511627776"),
         ("step_ms", [1, 2, math.nan], "step_ms[2]: expected a figure of a step, 0 to 3.4"),
         ("accepted", [0, 0], "not engine steps (engine steps: columns of lengths"),
         ("accepted_at", [1, 1], "turn_emitted: expected two of one length, two of 4 or of none, got [1, 2, 4, 4]"),
-        ("preemptions", [1], "preemptions: expected integers in no dimension, got int64 of shape [1]"),
-        ("counter_draft_errors", math.nan, "counter_draft_errors: expected integers in no dimension, got float64"),
+        ("preemptions", [1], "preemptions: expected 0-dimensional integers, got int64 of shape [1]"),
+        ("counter_draft_errors", math.nan, "counter_draft_errors: expected 0-dimensional integers, got float64"),
         ("step_ms", None, "expected step_ms and running among its arrays, got ["),
     ],
 )

@@ -144,11 +144,11 @@ SAID = {
     ", response_prompt: expected 3 numbers below 2, got [0, 0]": packed(response_prompt=[0, 0]),
     ", response_tokens[3]: expected a token id, 0 to 2147483647, got -1": packed(response_tokens=[5, 6, 5, -1, 7]),
     ", response_offsets: expected offsets that rise from 0 to 5": packed(response_offsets=[0, 3, 4, 4]),
-    ", response_offsets: expected integers in one dimension, got float64 of": packed(response_offsets=[0, 3, 4, 5.0]),
-    ", response_epoch: expected integers in one dimension, got <U1 of shape [3]": packed(response_epoch=["a", "b", ""]),
+    ", response_offsets: expected 1-dimensional integers, got float64 of": packed(response_offsets=[0, 3, 4, 5.0]),
+    ", response_epoch: expected 1-dimensional integers, got <U1 of shape [3]": packed(response_epoch=["a", "b", ""]),
     ", response_epoch: expected 3 numbers, got [1]": packed(response_epoch=[1]),
     ": not an .npz file of arrays": b"PK",
-    ": expected an .npz file of arrays, got an .npy file of a single array": NPY.getvalue(),
+    ": expected an .npz file of arrays, got an .npy file of one array": NPY.getvalue(),
     ", line 2, given_spans: expected pairs of numbers from 0 to 2, rising": ROW | {"given_spans": [[0.5, 1]]},
 }
 
