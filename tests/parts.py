@@ -15,7 +15,7 @@ LIMIT_OF_TESTS = 12000
 # Part, the lines that it may have, and its files by the beginnings of their paths; the longest beginning counts.
 PARTS = (
     ("drafting", 1500, "sam/automaton sam/drafting sam/jit"),
-    ("verification", 550, "sam/verify sam/vllm/exact_sampler sam/vllm/row_classes"),
+    ("verification", 550, "sam/verify sam/vllm/exact_sampler sam/vllm/cpu_linear"),
     ("switch", 600, "sam/switch"),
     ("several paths", 500, "sam/drafting/further_paths sam/vllm/paths"),
     ("trained drafters", 1150, "sam/trained_drafter sam/vllm/trained sam_recipe/draft_model"),
