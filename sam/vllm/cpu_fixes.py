@@ -20,8 +20,6 @@ from sam.config import SpeculationConfig
 from sam.vllm import patches
 from sam.vllm.cpu_linear import linear
 
-KERNELS_KEPT = 32  # as vLLM's own
-
 
 def open_doors() -> None:
     """Replace what has to be replaced before a model runner is made."""
@@ -83,15 +81,14 @@ def _pack(layer: torch.nn.Module) -> None:
     """Give a layer vLLM's own kernel, of its weight as it is now."""
     try:
         with torch.inference_mode(False):
-            pack = ops.create_onednn_mm(layer.weight.detach().t(), KERNELS_KEPT)
+            pack = ops.create_onednn_mm(layer.weight.detach().t(), 32)  # kernels kept, as vLLM's own
     except RuntimeError:  # of a dtype for which this processor has none
         layer.cpu_linear = torch.nn.functional.linear
         return
-    present = getattr(layer, "sam_pack", None)
-    if present is None:
-        layer.sam_pack = pack
+    present = layer.__dict__.setdefault("sam_pack", pack)
+    if present is pack:
         layer.cpu_linear = lambda x, weight, bias=None: ops.onednn_mm(pack, x, bias)
-    else:  # compiled graphs hold its address, a tensor; the older pack is released with the new one's holder
+    else:  # compiled graphs hold the tensor of its address; `pack` takes the older one's with it
         older = present.handler_tensor.clone()
         present.handler_tensor.copy_(pack.handler_tensor)
         pack.handler_tensor = older

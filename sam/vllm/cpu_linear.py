@@ -29,27 +29,25 @@ ALONE = 1 << 17  # multiplications for which a second thread would come too late
 INT, FLOAT = ir.IntType(64), ir.FloatType()
 # By a weight's dtype a value of numba's type, which has no bfloat16.
 ELEMENTS = {torch.float32: np.float32(0), torch.bfloat16: np.uint16(0)}
-JOB = np.dtype([(name, np.int64) for name in (
-    "next_block", "x", "weight", "result", "rows", "columns", "inner", "weight_stride", "row_block", "column_block",
-)])  # fmt: skip
+FIELDS = "next_block x weight result rows columns inner weight_stride row_block column_block".split()
+JOB, Job = np.dtype([(name, np.int64) for name in FIELDS]), ctypes.c_int64 * len(FIELDS)
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """`torch.nn.functional.linear`: x [..., inner], weight [columns, inner], bias [columns]; returns [..., columns],
     summed in float32 and rounded once."""
+    weight = weight.detach()  # vLLM's parameters are of a class whose every attribute takes microseconds
     columns, inner = weight.shape
     if weight.dtype not in ELEMENTS or weight.stride(1) != 1:
         weight = weight.float().contiguous()
     rows = x.reshape(-1, inner).float().contiguous()
-    result = torch.empty(len(rows), columns)
+    count = rows.shape[0]
+    result = torch.empty((count, columns), dtype=torch.float32)
     row_block = max(1, ROW_BLOCK_BYTES // (4 * inner * ROWS)) * ROWS
     column_block = min(COLUMN_BLOCK, columns // 32 * COLUMNS + COLUMNS)
-    job = np.array((
-        0, rows.data_ptr(), weight.data_ptr(), result.data_ptr(), len(rows), columns, inner,
-        weight.stride(0) * weight.itemsize, row_block, column_block,
-    ), dtype=JOB)  # fmt: skip
-    threads = 1 if result.numel() * inner < ALONE else 0  # 0: as many as torch's
-    _parallel()(_worker(weight.dtype), job.ctypes.data, threads, 0)
+    places = rows.data_ptr(), weight.data_ptr(), result.data_ptr()
+    job = Job(0, *places, count, columns, inner, weight.stride(0) * weight.itemsize, row_block, column_block)
+    _parallel()(_worker(weight.dtype), job, count * columns * inner < ALONE, 0)  # 0 threads: as many as torch's
     if bias is not None:
         result += bias
     return result.to(x.dtype).view(*x.shape[:-1], columns)
@@ -59,30 +57,28 @@ def describe() -> str:
     """The kernel, and its time over that of torch's, measured in under a second once it is compiled."""
     weight, costs = torch.randn(3072, 576), []
     for rows in (1, 4, 16):
-        seconds = {product: [] for product in (linear, torch.nn.functional.linear)}
-        for _ in range(10):
-            for product, times in seconds.items():
-                start = time.perf_counter()
-                product(weight[:rows], weight)
-                times.append(time.perf_counter() - start)
+        seconds = {linear: [], torch.nn.functional.linear: []}
+        for product in 10 * [*seconds]:
+            start = time.perf_counter()
+            product(weight[:rows], weight)
+            seconds[product].append(time.perf_counter() - start)
         costs.append(f"{min(seconds.pop(linear)) / min(*seconds.values()):.2f}x with {rows}")
     return f"linear layers by a kernel of ours ({KERNEL}); time over torch's: {', '.join(costs)} rows"
 
 
 @functools.cache
 def _parallel():
-    """GOMP_parallel of the OpenMP runtime that torch has loaded, whose threads wait awake; without one, the caller
-    alone."""
+    """GOMP_parallel of torch's OpenMP runtime, whose threads are awake; without one the caller alone."""
     parallel = getattr(ctypes.CDLL(None), "GOMP_parallel", None)
     if parallel is None:
-        return lambda worker, job, threads, flags: ctypes.CFUNCTYPE(None, ctypes.c_void_p)(worker)(job)
+        return lambda worker, job, *_: ctypes.CFUNCTYPE(None, ctypes.c_void_p)(worker)(ctypes.addressof(job))
     parallel.argtypes, parallel.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint), None
     return parallel
 
 
 @functools.cache
 def _worker(dtype: torch.dtype) -> int:
-    """Address of a C function that takes a job's; compiled at the first use."""
+    """Address of a C function that works on a job; compiled at the first use."""
     element = ELEMENTS[dtype]
     return cfunc("void(voidptr)")(lambda job: _work(job, element)).address
 
@@ -90,58 +86,44 @@ def _worker(dtype: torch.dtype) -> int:
 @intrinsic
 def _take(typing, job):
     """A job's next block, which no other thread gets."""
-
-    def generate(context, builder, signature, arguments):
-        counter = builder.bitcast(arguments[0], INT.as_pointer())
-        return builder.atomic_rmw("add", counter, INT(1), "monotonic")
-
-    return types.int64(job), generate
+    counter = lambda builder, job: builder.bitcast(job, INT.as_pointer())  # noqa: E731
+    return types.int64(job), lambda context, builder, signature, arguments: builder.atomic_rmw(
+        "add", counter(builder, *arguments), INT(1), "monotonic"
+    )
 
 
 def _tile(rows: int, columns: int):
     """A compiled function that computes so many elements at once: of a type of ELEMENTS, and the addresses of x, weight
     and result, their strides in bytes, inner."""
 
-    @intrinsic
-    def tile(typing, element, places):
-        def generate(context, builder, signature, arguments):
-            _multiply(builder, rows, columns, element, cgutils.unpack_tuple(builder, arguments[1]))
-            return context.get_dummy_value()
+    def generate(context, builder, signature, arguments):
+        x, weight, result, x_stride, weight_stride, result_stride, inner = cgutils.unpack_tuple(builder, arguments[1])
+        move = lambda start, stride, steps: builder.add(start, builder.mul(stride, INT(steps)))  # noqa: E731
+        tile = [(row, column) for column in range(columns) for row in range(rows)]
+        sums = dict.fromkeys(tile, ir.Constant(ir.VectorType(FLOAT, LANES), None))
+        whole = builder.and_(inner, INT(-LANES))
+        for start, stop, lanes in ((INT(0), whole, LANES), (whole, inner, 1)):
+            vector = ir.VectorType(FLOAT, lanes)
+            kind = ir.FunctionType(vector, [vector] * 3)
+            fuse = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{lanes}f32")
+            kept = {place: cgutils.alloca_once_value(builder, total) for place, total in sums.items()}
+            with cgutils.for_range_slice(builder, start, stop, INT(lanes), INT) as (place, _):
+                load = functools.partial(_load, builder, place, lanes)
+                values = [load(move(x, x_stride, row), types.float32) for row in range(rows)]
+                weights = [load(move(weight, weight_stride, column), signature.args[0]) for column in range(columns)]
+                for row, column in tile:
+                    total = builder.call(fuse, [values[row], weights[column], builder.load(kept[row, column])])
+                    builder.store(total, kept[row, column])
+            sums = {place: _by_pairs(builder, builder.load(total)) for place, total in kept.items()}
+        for (row, column), total in sums.items():
+            address = builder.add(move(result, result_stride, row), INT(4 * column))
+            builder.store(total, builder.inttoptr(address, total.type.as_pointer()), align=4)
+        return context.get_dummy_value()
 
-        return types.void(element, places), generate
-
-    return tile
-
-
-def _multiply(builder, rows: int, columns: int, element, places) -> None:
-    x, weight, result, x_stride, weight_stride, result_stride, inner = places
-    xs = [builder.add(x, builder.mul(x_stride, INT(row))) for row in range(rows)]
-    weights = [builder.add(weight, builder.mul(weight_stride, INT(column))) for column in range(columns)]
-    tile = [(row, column) for column in range(columns) for row in range(rows)]
-
-    def add_products(sums, start, stop, lanes):
-        kind = ir.FunctionType(ir.VectorType(FLOAT, lanes), [ir.VectorType(FLOAT, lanes)] * 3)
-        fuse = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{lanes}f32")
-        with cgutils.for_range_slice(builder, start, stop, INT(lanes), INT) as (place, _):
-            values = [_load(builder, address, place, lanes, types.float32) for address in xs]
-            for column, address in enumerate(weights):
-                factor = _load(builder, address, place, lanes, element)
-                for row, value in enumerate(values):
-                    total = builder.load(sums[row, column])
-                    builder.store(builder.call(fuse, [value, factor, total]), sums[row, column])
-
-    zero, whole = ir.Constant(ir.VectorType(FLOAT, LANES), None), builder.and_(inner, INT(-LANES))
-    sums = {place: cgutils.alloca_once_value(builder, zero) for place in tile}
-    add_products(sums, INT(0), whole, LANES)
-    sums = {place: cgutils.alloca_once_value(builder, _by_pairs(builder, builder.load(sums[place]))) for place in tile}
-    add_products(sums, whole, inner, 1)
-    for row, column in tile:
-        address = builder.add(result, builder.add(builder.mul(result_stride, INT(row)), INT(4 * column)))
-        total = builder.load(sums[row, column])
-        builder.store(total, builder.inttoptr(address, total.type.as_pointer()), align=4)
+    return intrinsic(lambda typing, element, places: (types.void(element, places), generate))
 
 
-def _load(builder, address, place, lanes: int, element):
+def _load(builder, place, lanes: int, address, element):
     """A vector of the elements from `place` on, as float32."""
     size, bits = element.bitwidth // 8, ir.VectorType(ir.IntType(32), lanes)
     stored = ir.VectorType(FLOAT if size == 4 else ir.IntType(16), lanes)
@@ -173,8 +155,8 @@ def _work(address, element):
     cache.
     """
     job = carray(address, 1, JOB)[0]
-    across = (job.columns + job.column_block - 1) // job.column_block
-    blocks = across * ((job.rows + job.row_block - 1) // job.row_block)
+    across = -(-job.columns // job.column_block)
+    blocks = across * -(-job.rows // job.row_block)
     block = _take(address)
     while block < blocks:
         left = block % across * job.column_block

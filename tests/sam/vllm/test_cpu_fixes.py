@@ -94,7 +94,9 @@ def test_no_row_is_padded_and_every_element_is_computed_once(rows, columns, monk
     records = lambda *arguments: numba.carray(*arguments).view(np.recarray)  # noqa: E731  as in compiled code
     monkeypatch.setattr(cpu_linear, "carray", records)
     work = cpu_linear._work.py_func
-    monkeypatch.setattr(cpu_linear, "_parallel", lambda: lambda worker, job, *_: work(ctypes.c_void_p(job), None))
+    monkeypatch.setattr(
+        cpu_linear, "_parallel", lambda: lambda worker, job, *_: work(ctypes.cast(job, ctypes.c_void_p), None)
+    )
     result = cpu_linear.linear(x, weight)
     assert computed == Counter(range(result.data_ptr(), result.data_ptr() + 4 * rows * columns, 4))
 
