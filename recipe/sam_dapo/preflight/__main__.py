@@ -58,6 +58,10 @@ def of_environment() -> int:
     found = list(compatibility.of_machine(device))
     print("; ".join([f"device {device}", *(f"{name} {value}" for name, value in known().items())]))
     print(*(f"error: {wrong}" if wrong else f"{name}: {value}" for name, value, wrong in found), sep="\n")
+    if device == "cpu":
+        from sam.vllm.cpu_linear import describe  # numba and torch
+
+        print(describe())
     print("sam doctor --config-name NAME [overrides] checks a run")
     return 2 if any(wrong for *_, wrong in found) else 0
 

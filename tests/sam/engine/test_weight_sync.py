@@ -1,12 +1,11 @@
-"""A real engine with vLLM's packed kernel in all linear layers: tokens after weight syncs. With drafts they are in
-test_compiled.py."""
+"""A real engine, with our kernel or vLLM's packed one in all linear layers: tokens after weight syncs. With drafts they
+are in test_compiled.py."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from sam.vllm import row_classes
 from tests.sam.engine.tiny_engine import Engine, save_model
 
 pytestmark = pytest.mark.engine
@@ -58,14 +57,15 @@ def by_reload_from_disk(runner, weights, path):
     runner.reload_weights(weights_path=path)
 
 
+@pytest.mark.parametrize("batch_invariant", ["auto", "off"])
 @pytest.mark.parametrize("tied", [False, True], ids=["", "tied"])
-def test_no_weight_sync_leaves_an_old_packed_copy(tied, tmp_path, monkeypatch):
-    monkeypatch.setattr(row_classes, "CACHE_FOLDER", tmp_path / "classes")
+def test_no_weight_sync_leaves_an_old_copy(tied, batch_invariant, tmp_path):
+    kernel = {"batch_invariant": batch_invariant}
     model = save_model(tmp_path / "first", 6.0 if tied else 25.0, tied=tied)  # tied, a sharper one repeats its input
     first, trained = weights_of(model), train(model, tmp_path / "trained")
-    with Engine(trained, batch=16) as engine:
+    with Engine(trained, batch=16, speculation=kernel) as engine:
         expected = engine.generate(PROMPTS, SETTINGS).tokens
-    with Engine(model, batch=16) as engine:
+    with Engine(model, batch=16, speculation=kernel) as engine:
         before = engine.generate(PROMPTS, SETTINGS).tokens
         assert all(one != other for one, other in zip(before, expected, strict=True))
         for way in (as_verl, processed_only, by_reload_from_disk):

@@ -1,24 +1,22 @@
-"""Linear layers on a CPU: rows that do not depend on the batch, and the numbers of rows for which kernels agree. Weight
-syncs and graphs are in tests/sam/engine."""
+"""Linear layers on a CPU: rows that do not depend on the batch, computed once each. Weight syncs and graphs are in
+tests/sam/engine."""
 
+import ctypes
+import itertools
+from collections import Counter
 from types import SimpleNamespace
 
+import numba
+import numpy as np
 import pytest
 import torch
 from vllm import _custom_ops as ops
 
 from sam.config import SpeculationConfig
-from sam.vllm import cpu_fixes, row_classes
-from sam.vllm.row_classes import RowClass, find_row_class, known_or_found, multiply
+from sam.vllm import cpu_fixes, cpu_linear
 
-WEIGHT = torch.randn(8, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    """Where classes are kept."""
-    monkeypatch.setattr(row_classes, "CACHE_FOLDER", tmp_path / "cache" / "classes")
-    return row_classes.CACHE_FOLDER
+SHAPES = [(277, 577), (128, 128), (3, 40), (64, 1536)]
+LANES, ROWS, COLUMNS = cpu_linear.LANES, cpu_linear.ROWS, cpu_linear.COLUMNS
 
 
 def random(*shape, dtype=torch.float32, seed=0):
@@ -33,104 +31,106 @@ def make_layer(shape, dtype=torch.float32, bias=False):
     return layer
 
 
-def needs_packed(dtype):
-    """Skip where the processor has no packed kernel of oneDNN's: without AVX-512 none in bfloat16."""
-    try:
-        with torch.inference_mode():
-            cpu_fixes._product(cpu_fixes._pack(random(64, 64, dtype=dtype)), None, None)(random(1, 64, dtype=dtype))
-    except RuntimeError:
-        pytest.skip(f"this processor has no packed kernel in {dtype}")
-
-
 def apply(layer, x):
     """As vllm.model_executor.layers.utils.cpu_unquantized_gemm."""
     return layer.cpu_linear(x, layer.weight, layer.bias)
 
 
-@pytest.mark.parametrize("packed", [True, False], ids=["packed", "plain"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("shape", "bias"), [((277, 576), True), ((128, 128), False)], ids=str)
-def test_rows_depend_neither_on_their_number_nor_on_their_place(shape, bias, dtype, packed, monkeypatch):
-    if packed:
-        needs_packed(dtype)
-    monkeypatch.setattr(cpu_fixes, "PREFERENCE", (packed, not packed))
+@pytest.fixture
+def threads():
+    """Sets how many torch has; the number of before afterwards."""
+    before = torch.get_num_threads()
+    yield torch._C.set_num_threads  # vLLM has emptied the public one
+    torch._C.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("shape", "bias"), [(shape, shape[0] % 2 == 1) for shape in SHAPES], ids=str)
+def test_rows_depend_neither_on_their_number_nor_on_their_place_nor_on_threads(shape, bias, dtype, threads):
     layer = make_layer(shape, dtype, bias)
-    assert layer.cpu_linear.packed == packed
     x = random(300, shape[1], dtype=dtype, seed=2)
     whole = apply(layer, x)
     for count in (*range(1, 130), 256):
+        threads(1 + count % 3)
         start = 7 * count % (300 - count)
         assert torch.equal(apply(layer, x[start : start + count]), whole[start : start + count]), count
     torch.testing.assert_close(whole, torch.nn.functional.linear(x, layer.weight, layer.bias))
 
 
-def test_without_any_kernel_that_agrees_a_warning_says_so(monkeypatch):
-    warnings = []  # vLLM, once it is configured, keeps them from caplog
-    monkeypatch.setattr(cpu_fixes.logger, "warning", lambda text, *values: warnings.append(text % values))
-    monkeypatch.setattr(row_classes, "find_row_class", lambda *arguments: None)
-    layer, x = make_layer((192, 576)), random(40, 576)
-    torch.testing.assert_close(apply(layer, x), torch.nn.functional.linear(x, layer.weight))
-    assert len(warnings) == 1 and "may differ between speculation on and off" in warnings[0]
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_an_element_is_a_sum_of_all_its_products_in_the_order_that_is_said(shape, dtype):
+    """Fused multiply-adds of float32 are those of float64, rounded: a product of two float32 is exact there."""
+    layer, x = make_layer(shape, dtype), random(5, shape[1], dtype=dtype)
+    factors = x[:, None].double(), layer.weight[None].double()
+    whole = shape[1] // LANES * LANES
+    sums = torch.zeros(5, shape[0], LANES)
+    for start in range(0, whole, LANES):
+        products = factors[0][..., start : start + LANES] * factors[1][..., start : start + LANES]
+        sums = (sums.double() + products).float()
+    while (half := sums.shape[-1] // 2) > 0:
+        sums = sums[..., :half] + sums[..., half:]
+    sums = sums[..., 0]
+    for place in range(whole, shape[1]):
+        sums = (sums.double() + factors[0][..., place] * factors[1][..., place]).float()
+    assert torch.equal(apply(layer, x), sums.to(dtype))
+
+
+@pytest.mark.parametrize("columns", [1, COLUMNS, 2 * COLUMNS + 1, 5 * cpu_linear.COLUMN_BLOCK])
+@pytest.mark.parametrize("rows", [1, 2, ROWS, ROWS + 2, 5 * ROWS + 1, 64, 96, 2000])
+def test_no_row_is_padded_and_every_element_is_computed_once(rows, columns, monkeypatch):
+    x, weight, computed, blocks = random(rows, 300), random(columns, 300), Counter(), itertools.count()
+
+    def counted(height, width):
+        def tile(element, places):
+            result, row_stride = places[2], places[5]
+            computed.update(result + row_stride * row + 4 * column for row in range(height) for column in range(width))
+
+        return tile
+
+    for name, size in {"TILE": (ROWS, COLUMNS), "ROW": (1, COLUMNS), "COLUMN": (ROWS, 1), "ELEMENT": (1, 1)}.items():
+        monkeypatch.setattr(cpu_linear, name, counted(*size))
+    monkeypatch.setattr(cpu_linear, "_take", lambda address: next(blocks))
+    records = lambda *arguments: numba.carray(*arguments).view(np.recarray)  # noqa: E731  as in compiled code
+    monkeypatch.setattr(cpu_linear, "carray", records)
+    work = cpu_linear._work.py_func
+    monkeypatch.setattr(
+        cpu_linear, "_parallel", lambda: lambda worker, job, *_: work(ctypes.cast(job, ctypes.c_void_p), None)
+    )
+    result = cpu_linear.linear(x, weight)
+    assert computed == Counter(range(result.data_ptr(), result.data_ptr() + 4 * rows * columns, 4))
+
+
+def test_a_weight_is_read_where_it_lies_in_any_layout():
+    weight, x = random(40, 48), random(2, 3, 48, seed=1)
+    expected = cpu_linear.linear(x, weight)
+    assert expected.shape == (2, 3, 40)
+    for same in (torch.cat((weight, weight), 1)[:, :48], weight.t().contiguous().t()):
+        assert torch.equal(cpu_linear.linear(x.transpose(0, 1), same).transpose(0, 1), expected)
+    layer = make_layer((128, 128))
+    layer.weight.data.zero_()
+    assert not apply(layer, x.new_ones(3, 128)).any()
+
+
+def test_without_openmp_the_caller_computes_alone(monkeypatch):
+    x, weight = random(50, 64), random(96, 64)
+    expected = cpu_linear.linear(x, weight)
+    monkeypatch.setattr(cpu_linear.ctypes, "CDLL", lambda name: SimpleNamespace())
+    cpu_linear._parallel.cache_clear()
+    assert torch.equal(cpu_linear.linear(x, weight), expected)
+    monkeypatch.undo()
+    cpu_linear._parallel.cache_clear()
 
 
 def test_off_is_vllms_own_kernel(monkeypatch):
-    needs_packed(torch.float32)
-    monkeypatch.setattr(row_classes, "find_row_class", None)  # not called
     settings = SpeculationConfig("off", batch_invariant="off").vllm_arguments()
     engine = SimpleNamespace(speculative_config=None, **settings)
     monkeypatch.setattr(cpu_fixes, "get_current_vllm_config_or_none", lambda: engine)
     layer = make_layer((128, 128), bias=True)
-    assert layer.cpu_linear.packed
-    theirs = ops.create_onednn_mm(layer.weight.t(), 32)
-    for rows in (1, 5, 40):
-        x = random(rows, 128)
-        assert torch.equal(apply(layer, x), ops.onednn_mm(theirs, x, layer.bias))
-
-
-def exact(rows):
-    """Integers in float64: bits do not depend on the order of sums."""
-    return rows.double().mul(1024).round() @ WEIGHT.mul(1024).round().T
-
-
-@pytest.mark.parametrize(
-    ("wrong", "expected"),
-    [
-        (lambda rows: False, RowClass(1, 8192)),
-        (lambda rows: rows < 16, RowClass(16, 8192)),
-        (lambda rows: rows < 3 or rows == 1024, RowClass(3, 777)),
-        (lambda rows: rows != 64, RowClass(64, 64)),
-    ],
-    ids=["all", "few", "few and many", "every number another"],
-)
-def test_the_class_around_64_rows_is_found_and_any_number_of_rows_is_multiplied_within_it(wrong, expected):
-    """Rows of the kernel differ in their last bits where `wrong(number of rows)`."""
-
-    def kernel(rows):
-        return exact(rows) + (1 if wrong(len(rows)) else 0)
-
-    assert find_row_class((kernel,), 8, 16, torch.float32) == expected
-    rows = torch.randn(200, 16)
-    for count in range(201):
-        for multiple in (1, 8):
-            assert torch.equal(multiply(kernel, rows[:count], expected, multiple), exact(rows[:count]))
-    by_place = (lambda rows: exact(rows) + (torch.arange(len(rows)) % 16 == 0)[:, None],)
-    assert find_row_class(by_place, 8, 16, torch.float32) is None, "rows that depend on their place have no class"
-
-
-def test_a_class_is_found_once_by_machine_and_a_file_that_cannot_be_used_costs_a_comparison_only(folder, monkeypatch):
-    found = []
-
-    def find(row_class):
-        return lambda: found.append(row_class) or row_class
-
-    for _ in range(2):
-        for name, row_class in {"packed 8x16": RowClass(2, 64), "plain 8x16": None}.items():
-            assert known_or_found(name, find(row_class)) == row_class
-    assert len(found) == len(list(folder.iterdir())) == 2
-    for content in (b"{", b"[1]"):
-        for path in folder.iterdir():
-            path.write_bytes(content)
-        assert known_or_found("packed 8x16", find(RowClass(2, 64))) == RowClass(2, 64)
-    assert len(found) == 4
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
-    assert known_or_found("packed 8x16", find(RowClass(5, 64))) == RowClass(5, 64)
+    for factor in (1.0, 2.0):
+        layer.weight.mul_(factor)
+        cpu_fixes.attach(layer)
+        theirs = ops.create_onednn_mm(layer.weight.t(), 32)
+        for rows in (1, 5, 40):
+            x = random(rows, 128)
+            assert torch.equal(apply(layer, x), ops.onednn_mm(theirs, x, layer.bias))
