@@ -38,15 +38,17 @@ def read_corpus(
                     break
                 read.append((prompt, response[:most_tokens]))
                 most_tokens -= len(response)
-            _check(file, np.concatenate([np.empty(0, np.int32), *(response for _prompt, response in read)]), encoder, vocabulary)
+            responses = [response for _prompt, response in read]
+            _check(file, responses, encoder, vocabulary)
             is_empty = is_empty and not read
             texts += read
         expect(not is_empty or most_tokens <= 0, str(path), "responses in it", "none")
     return texts
 
 
-def _check(file: Path, tokens: np.ndarray, encoder: Tokenizer | None, vocabulary: int | None) -> None:
+def _check(file: Path, responses: list[np.ndarray], encoder: Tokenizer | None, vocabulary: int | None) -> None:
     """Raise ReadError where a file's responses are not of the model's tokens."""
+    tokens = np.concatenate([np.empty(0, np.int32), *responses])
     largest = int(tokens.max(initial=0))
     if vocabulary is not None and largest >= vocabulary:
         knows = f"the model knows 0 to {vocabulary - 1}"
