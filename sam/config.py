@@ -71,6 +71,7 @@ class SpeculationConfig:
     history_epochs: int = 2
     memory_budget_mib: int = 2048
     cross_prompt: bool = True
+    corpus: tuple[str, ...] = ()
     sharing: str = "auto"
     verification: str = "exact"
     batch_invariant: str = "auto"
@@ -89,6 +90,8 @@ class SpeculationConfig:
         for key in ("draft_model", "history_path", "step_cost"):
             if not isinstance(value := getattr(self, key), str | Path | None):
                 raise ValueError(f"speculation.{key}={value!r}: expected a path, or null")
+        if not isinstance(self.corpus, tuple) or not all(isinstance(path, str) and path for path in self.corpus):
+            raise ValueError(f"speculation.corpus={self.corpus!r}: expected a path, or a list of paths")
         self._check_combinations()
 
     def _check_combinations(self) -> None:
@@ -99,6 +102,8 @@ class SpeculationConfig:
             found += "history, or leave the path out"
         elif self.sharing == "replicas" and self.scope == "request":
             found = "sharing=replicas: speculation.scope=request drafts from no sibling: set group"
+        elif self.corpus and not self.cross_prompt:
+            found = "corpus: with speculation.cross_prompt=false there is no memory for it: set it to true"
         elif method in WITH_DRAFT_MODEL and not self.draft_model:
             found = f"draft_model={self.draft_model}: speculation={method} needs one: name its folder"
         elif self.paths > 1 and method not in ("sam", "off"):
@@ -116,6 +121,11 @@ class SpeculationConfig:
         for key in ("batch_invariant", "async_scheduling"):
             if values.get(key) is False:  # what YAML makes of off
                 values[key] = "off"
+        corpus = values.get("corpus", ())
+        if corpus is None or isinstance(corpus, list):
+            values["corpus"] = tuple(corpus or ())
+        elif isinstance(corpus, str):
+            values["corpus"] = (corpus,)
         known = [field.name for field in fields(cls)]
         if unknown := sorted(values.keys() - set(known)):
             raise ValueError(f"speculation.{unknown[0]} is unknown: the keys are {', '.join(known)}")
@@ -138,7 +148,7 @@ class SpeculationConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """All keys and values, as JSON and YAML hold them."""
-        return asdict(self)
+        return {**asdict(self), "corpus": list(self.corpus)}
 
     def trained_method(self) -> str:
         """What vLLM calls the trained drafter: with hybrid what its folder holds, draft_model if that is not there."""

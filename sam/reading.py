@@ -74,6 +74,20 @@ def json_rows(
             yield row
 
 
+def parquet_rows(path: Path, read: Callable[[Any, str], T]) -> Iterator[T]:
+    """As `json_rows`, of a Parquet file, of which a part is in memory at a time."""
+    expect(path.is_file(), str(path), "a Parquet file", "none")
+    with one_line(str(path), "not a Parquet file that can be read: pip install pyarrow, or write it as .jsonl"):
+        from pyarrow import parquet
+
+        batches = parquet.ParquetFile(path).iter_batches(1024)
+    number = 0
+    for batch in batches:
+        for row in batch.to_pylist():
+            number += 1
+            yield read(row, f"{path}, row {number}")
+
+
 def npz_arrays(content: Path | bytes, place: str) -> dict[str, np.ndarray]:
     """The arrays of an .npz file, by whose checksums numpy itself does not go."""
     import numpy as np

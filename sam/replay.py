@@ -10,11 +10,14 @@ of them and one drafts.
 """
 
 import argparse
+import contextlib
+import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -22,68 +25,46 @@ from tqdm import tqdm
 from sam.command import Parser, laid_out, number, run_command
 from sam.config import SCOPES, SpeculationConfig
 from sam.drafting.drafter import Drafter
-from sam.drafting.texts import Drafts
+from sam.peers import NAMES as PEERS
+from sam.peers import make_peer
+from sam.record.corpus import Text, read_corpus
 from sam.record.responses import Recording, Spans, read_recording
 
-NAMES = ("sam", "suffix")
+NAMES = ("sam", *PEERS)
 HISTORY_TOKENS = 4 << 20  # with scope=history, enough for any recording here
 RUNNING_REQUESTS = 256
 PROBABILITY_BINS = 10
 HEADER = ("file", "drafter", "tokens", "given", "length", "rate", "calibration", "us/step", "us/token", "bytes/token")
 
 
-def make_drafter(name: str, scope: str, draft_length: int, cross_prompt: bool = SpeculationConfig.cross_prompt):
+def make_drafter(
+    name: str,
+    scope: str,
+    draft_length: int,
+    cross_prompt: bool = SpeculationConfig.cross_prompt,
+    corpus: Sequence[Text] = (),
+):
     """A drafter by its name, one of NAMES; ValueError: its package is not installed.
 
     Args:
         scope: request, group or history: whose tokens it drafts from.
         draft_length: draft tokens of a request at most.
         cross_prompt: whether sam remembers other prompts.
+        corpus: what it reads first, if it can.
     """
     if name == "sam":
         limits = {"history_tokens": HISTORY_TOKENS, "cross_prompt": cross_prompt}
         drafter = Drafter(max_draft_tokens=draft_length, scope=scope, **limits)
         drafter.warm_up()
-        return drafter
-    try:
-        return Suffix(scope != "request")
-    except ImportError as error:
-        raise ValueError(f"drafter {name}: {error}; install requirements/cpu.txt and requirements/peers.txt") from error
-
-
-class Suffix:
-    """Arctic Inference's suffix decoding with vLLM's defaults, behind the interface of sam.drafting.drafter.Drafter;
-    its group scope is its cache of responses."""
-
-    DEPTH, LIMITS, nbytes = 24, {"max_spec_factor": 1.0, "min_token_prob": 0.1}, 0
-
-    def __init__(self, in_group: bool):
-        from arctic_inference.suffix_decoding import SuffixDecodingCache
-
-        self._cache = SuffixDecodingCache(max_tree_depth=self.DEPTH, max_cached_requests=10_000 if in_group else 0)
-        self._ends: dict[str, np.ndarray] = {}  # of each request's text, DEPTH tokens
-
-    def start(self, request_id, prompt):
-        self._ends[request_id] = np.array(prompt[-self.DEPTH :], np.int32)
-        self._cache.start_request(request_id, prompt)
-
-    def append(self, request_ids, token_ids, offsets):
-        for row, request_id in enumerate(request_ids):
-            if len(new := token_ids[offsets[row] : offsets[row + 1]]):
-                self._ends[request_id] = np.append(self._ends[request_id], new.astype(np.int32))[-self.DEPTH :]
-                self._cache.add_active_response(request_id, new.tolist())
-
-    def draft(self, request_ids, budgets):
-        drafts = []
-        for name, budget in zip(request_ids, budgets.tolist(), strict=True):
-            found = self._cache.speculate(name, self._ends[name], max_spec_tokens=budget, **self.LIMITS)
-            drafts.append(np.array(found.token_ids, np.int32))
-        flat = np.concatenate(drafts)
-        return Drafts(flat, np.cumsum([0, *map(len, drafts)]), np.ones(len(flat), np.float32))
-
-    def finish(self, request_id):
-        del self._ends[request_id]
-        self._cache.stop_request(request_id)
+    else:
+        try:
+            drafter = make_peer(name, scope, draft_length)
+        except ImportError as error:
+            remedy = "install requirements/cpu.txt and requirements/peers.txt"
+            raise ValueError(f"drafter {name}: {error}; {remedy}") from error
+    if corpus and hasattr(drafter, "read_corpus"):
+        drafter.read_corpus(corpus)
+    return drafter
 
 
 class Request:
@@ -122,7 +103,7 @@ class Replay:
         tokens, given, steps: generated tokens, those given to the model, and verify steps of a request.
         drafted, accepted: draft tokens, and those of them that were right.
         by_probability: float64 [10, 3], by tenth of a draft's probability: drafts, sum of probabilities, accepted.
-        drafting, appending: seconds in the drafter's calls.
+        drafting, appending: seconds of this process's CPU time in the drafter's calls, whatever else the machine runs.
     """
 
     def __init__(self, draft_length: int, progress: Callable[[int], object] = lambda tokens: None):
@@ -148,9 +129,9 @@ class Replay:
     def step(self, drafter, batch: list[Request]) -> None:
         """Draft for requests at once, verify, and show the drafter their new tokens."""
         names, budgets = [request.name for request in batch], np.full(len(batch), self.draft_length, dtype=np.int32)
-        started = time.perf_counter()
+        started = time.process_time()
         drafts = drafter.draft(names, budgets)
-        self.drafting += time.perf_counter() - started
+        self.drafting += time.process_time() - started
         pieces = []
         for row, request in enumerate(batch):
             part = slice(drafts.offsets[row], drafts.offsets[row + 1])
@@ -165,9 +146,9 @@ class Replay:
             self.accepted += accepted
             pieces.append(new)
         offsets, new = np.cumsum([0, *map(len, pieces)], dtype=np.int64), np.concatenate(pieces)
-        started = time.perf_counter()
+        started = time.process_time()
         drafter.append(names, new, offsets)
-        self.appending += time.perf_counter() - started
+        self.appending += time.process_time() - started
         self.progress(len(new))
 
     def summary(self) -> dict[str, float | None]:
@@ -239,22 +220,71 @@ def measure_cost(recording: Recording, make, draft_length: int, **how) -> dict[s
     }
 
 
-def run(options: argparse.Namespace) -> list[str]:
-    """Replay every file with every drafter; returns a table."""
-    rows = []
+def rows_of(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Replay every file with every drafter; a row of figures for each, by the names of HEADER's columns in JSON.
+
+    Raises:
+        ValueError: one line, before anything is measured where a package is missing.
+    """
+    for name in options.drafter:
+        make_drafter(name, options.scope, options.k)
+    if "rest" in options.drafter and not (options.corpus or options.split):
+        raise ValueError("drafter rest: it drafts from a corpus alone: add --corpus or --split")
+    corpus = read_corpus(options.corpus, HISTORY_TOKENS, options.tokenizer) if options.corpus else []
     for path in options.traces:
         recording = read_recording(path, options.tokenizer)
+        if options.split:
+            corpus, recording = split(recording, path)
         for name in options.drafter:
-            make = partial(make_drafter, name, options.scope, options.k)
+            make = partial(make_drafter, name, options.scope, options.k, corpus=corpus)
             with tqdm(total=2 * recording.num_tokens, unit="tok", desc=f"{path.stem} {name}", mininterval=2.0) as bar:
                 result = replay(recording, make, options.k, options.epochs, progress=bar.update)
                 cost = measure_cost(recording, make, options.k, progress=bar.update)
             figures = result.summary() | cost
             if name != "sam":  # which alone predicts what is accepted
                 figures["calibration_error"] = None
-            words = ["-" if value is None else f"{value:.3f}" for value in figures.values()]
-            rows.append([path.name, name, str(result.tokens), str(result.given), *words])
-    return laid_out(HEADER, rows)
+            yield {"file": path.name, "drafter": name, "tokens": result.tokens, "given": result.given, **figures}
+
+
+def split(recording: Recording, source: Path) -> tuple[list[Text], Recording]:
+    """Every other prompt's text as a corpus, and a recording of the other half."""
+    if len(recording.prompts) < 2:
+        raise ValueError(f"{source}: --split with {len(recording.prompts)} prompt: expected two or more")
+    groups = list(recording.groups())
+    corpus = [(prompt, response) for prompt, responses, _given in groups[::2] for response in responses]
+    prompts, responses, given = map(list, zip(*groups[1::2], strict=True))
+    return corpus, Recording(prompts, responses, given=given)
+
+
+def as_text(rows: list[dict[str, Any]], is_table: bool) -> list[str]:
+    """A line for each row; `is_table`: a line for each drafter and a column for each file, with the mean acceptance
+    length and the microseconds of a call to draft."""
+    if not is_table:
+        return laid_out(HEADER, [[*map(cell, row.values())] for row in rows])
+    files = list(dict.fromkeys(row["file"] for row in rows))
+    drafters: dict[str, dict[str, str]] = {}
+    for row in rows:
+        said = f"{row['mean_acceptance_length']:.3f} {row['us_per_step']:7.1f}"
+        drafters.setdefault(row["drafter"], {})[row["file"]] = said
+    lines = [[name, *(by_file[file] for file in files)] for name, by_file in drafters.items()]
+    return laid_out(["length, us/step", *files], lines)
+
+
+def cell(value: str | float | None) -> str:
+    """A value as the table has it."""
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def run(options: argparse.Namespace) -> list[str]:
+    """What the command prints."""
+    with contextlib.redirect_stdout(sys.stderr):  # vLLM logs to stdout
+        rows = list(rows_of(options))
+    if options.json:
+        settings = {"k": options.k, "scope": options.scope, "epochs": options.epochs, "split": options.split}
+        return [json.dumps({**settings, "corpus": list(map(str, options.corpus)), "rows": rows})]
+    return as_text(rows, options.table)
 
 
 def options_of(arguments: list[str] | None) -> argparse.Namespace:
@@ -265,9 +295,15 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--scope", choices=SCOPES, default="group")
     parser.add_argument("--k", type=number(1), default=3, help="draft tokens per step (default 3)")
     parser.add_argument("--epochs", action="store_true", help="epoch by epoch, the first one not counted")
-    parser.add_argument("--tokenizer", help="for .jsonl dumps: folder or name of the tokenizer")
+    parser.add_argument("--corpus", nargs="+", type=Path, default=[], help="what sam, suffix and rest read beforehand")
+    parser.add_argument("--split", action="store_true", help="every other prompt is the corpus, the rest is replayed")
+    parser.add_argument("--tokenizer", help="for files of text: folder or name of the tokenizer")
+    parser.add_argument("--table", action="store_true", help="a line for each drafter, a column for each recording")
+    parser.add_argument("--json", action="store_true", help="print one object (docs/bench.md)")
     options = parser.parse_args(arguments)
     options.epochs = "together" if not options.epochs else "kept" if options.scope == "history" else "forgotten"
+    if options.corpus and options.split:
+        parser.error("--split makes the corpus: leave --corpus out")
     return options
 
 

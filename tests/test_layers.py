@@ -26,6 +26,7 @@ SAM = (
     ("drafting",),
     ("switch", "history", "sharing"),
     ("vllm",),
+    ("peers",),
     ("replay",),
     ("simulate",),
     ("profile", "bench", "tune"),

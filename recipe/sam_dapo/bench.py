@@ -43,6 +43,7 @@ def of_a_run(words: list[str]) -> int:
     parser.add_argument("--run", type=Path, required=True, help="directory of a run that speculates")
     parser.add_argument("--output", type=Path, help="where to write stock.json; by default beside the run")
     parser.add_argument("--rounds", type=number(1), default=5, help="runs of each engine that count, at most")
+    parser.add_argument("--json", action="store_true", help="print one object, as stock.json has it")
     options = parser.parse_args(words)
     import numpy as np
 
@@ -71,6 +72,9 @@ def of_a_run(words: list[str]) -> int:
     with replacing(output / STOCK_FILE) as partial:
         found = {"text": text_of(run, steps), "steps": steps, **result}
         partial.write_text(json.dumps(found, indent=1) + "\n")
+    if options.json:
+        print(json.dumps(found))
+        return 0
     stock, *others = rows_of(found).values()
     said = [f"{row['variant']} {row['seconds']:.2f} s, {times(row)}" for row in others]
     of = f"{stock['rounds']} rounds of {stock['requests']} requests that emit the run's own text"
@@ -145,6 +149,7 @@ def of_whole_runs(words: list[str]) -> int:
     parser.add_argument("--output", type=Path, default=Path("outputs/whole_runs"), help="its finished runs are kept")
     parser.add_argument("--rounds", type=number(1), default=5, help="runs of each variant (default 5)")
     parser.add_argument("--overrides", nargs="*", default=[], help="Hydra overrides of every run")
+    parser.add_argument("--json", action="store_true", help="print one object, with the rows of result.json")
     options = parser.parse_args(words)
     if len(set(options.variants)) < max(2, len(options.variants)):
         raise ValueError(f"--variants {options.variants}: expected two or more, all different")
@@ -165,6 +170,8 @@ def compared_runs(options) -> list[str]:
         against = compared(seconds, rows[0]["seconds"] if rows else seconds)
         rows.append({"variant": variant, "seconds": seconds, **against, "acceptance_length": lengths})
     (options.output / "result.json").write_text(json.dumps(rows, indent=1) + "\n")
+    if options.json:
+        return [json.dumps({"rows": rows})]
     cells = []
     for row in rows:
         of, known = row["seconds"], [length for length in row["acceptance_length"] if length is not None]
@@ -200,7 +207,9 @@ def trained(options) -> list[list[Run]]:
             *("trainer.val_before_train=false", "trainer.test_freq=-1"),
             *(*shlex.split(options.variants[names.index(name)]), *options.overrides),
         ]
-        if code := subprocess.run(command).returncode:
+        # The runs' own words go where nobody parses them.
+        code = subprocess.run(command, stdout=sys.stderr if options.json else None).returncode
+        if code:
             raise ValueError(f"{directory}: the run ended with exit code {code}, see {directory}/train.log")
     runs = [[Run.load(output / f"round_{round_}" / name) for name in names] for round_ in rounds]
     first = runs[0][0]

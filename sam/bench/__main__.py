@@ -1,5 +1,6 @@
 """`python -m sam.bench`: as `sam bench --model DIR`, also where nothing of the recipe is installed."""
 
+import json
 import sys
 
 from sam.bench.settings import parse
@@ -14,7 +15,7 @@ def measure_engines(words: list[str]) -> int:
     from sam.bench.result import as_text, measure  # not before the words are known to be right: it takes a second
 
     result, code = measure(settings)
-    print(as_text(result))
+    print(json.dumps(result) if settings.json else as_text(result))
     return code
 
 

@@ -49,7 +49,7 @@ def kept_rounds(settings: Settings) -> dict[Place, dict[str, dict]]:
         ValueError: they are of other settings than this call's; only --rounds may differ.
     """
     path, its = settings.output / ROUNDS, settings.of_measurement()
-    its = {name: value for name, value in its.items() if name not in ("rounds", "output", "resume", "check")}
+    its = {name: value for name, value in its.items() if name not in ("rounds", "output", "resume", "check", "json")}
     rows = list(json_rows(path, _round_of, is_growing=True)) if settings.resume and path.exists() else []
     if not rows:
         path.write_text(json.dumps({"settings": its}) + "\n")

@@ -152,6 +152,9 @@ def parser() -> Parser:
     found.add_argument("--seeds", action=argparse.BooleanOptionalAction, help=seeds)
     found.add_argument("--output", type=Path, default=Path("outputs/bench"), help="folder for logs and result")
     found.add_argument("--resume", action="store_true", help="go on with the rounds that --output has")
+    found.add_argument(
+        "--json", action="store_true", help="print one object, as result.json has it, in place of a table"
+    )
     found.add_argument("--check", action="store_true", help="look at these words only, and measure nothing")
     return found
 

@@ -1,7 +1,7 @@
 """Follows the requests of an engine, each in the automaton of its group, and drafts for them."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from sam.automaton.store import NONE, blocks_for, extend, reserve
 from sam.config import SCOPES, SpeculationConfig
 from sam.drafting.calibration import update_calibration
 from sam.drafting.context_mixing import draft, learn, make_learned
-from sam.drafting.prompt_memory import BUDGET_SHARE, make_memory, nothing, prompt_tag, recall, remember
+from sam.drafting.prompt_memory import BUDGET_SHARE, corpus_tag, make_memory, nothing, prompt_tag, recall, remember
 from sam.drafting.texts import RECENT_TOKENS, Drafts, Sequences, check_token_ids, make_sequences, start_sequence
 from sam.jit import compiled, compiled_for_threads, kernel
 
@@ -66,6 +66,16 @@ def append_all(store, memory, learned, sequences, slots, tokens, offsets):
         elif text.group == NONE:
             text.num_tokens += last - first
     return lost
+
+
+@compiled
+def remember_text(memory, sequences, slot, tokens):
+    """Write the slot's next tokens (int32 [length]) into the memory of other prompts, and nowhere else."""
+    text = sequences.texts[slot]
+    for token in tokens:
+        remember(memory, sequences, slot, np.int64(token))
+        sequences.recent_tokens[slot, text.num_tokens % RECENT_TOKENS] = token
+        text.num_tokens += 1
 
 
 @compiled_for_threads
@@ -266,6 +276,13 @@ class Drafter:
         self._append_to_prompt_slot(token_ids)
         self._leave(group)
         return True
+
+    def read_corpus(self, texts: Iterable[tuple[np.ndarray, np.ndarray]]) -> None:
+        """Read prompts with a response each (int32 [length]) into the memory of other prompts, before the first
+        request. Groups get nothing of them: there other prompts' text costs more drafts than it brings."""
+        for prompt, response in texts:
+            start_sequence(self.sequences, PROMPT_SLOT, NONE, 0, prompt, corpus_tag(prompt))
+            remember_text(self.memory, self.sequences, PROMPT_SLOT, response)
 
     def _append_all(self, append, slots: np.ndarray, tokens: np.ndarray, offsets: np.ndarray) -> int:
         """What `append` returns. A group that memory is short for in the middle of a token is left for good: walking it

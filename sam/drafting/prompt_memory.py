@@ -87,6 +87,11 @@ def prompt_tag(prompt: np.ndarray) -> int:
     return zlib.crc32(prompt) & 0xFFFF
 
 
+def corpus_tag(prompt: np.ndarray) -> int:
+    """As `prompt_tag`, of a text of a corpus: a prompt that comes again does not count it as its own."""
+    return zlib.crc32(prompt, 1) & 0xFFFF
+
+
 @kernel
 def _hashes(sequences, slot, end):
     """Hashes of the last 2, 4 and 8 tokens before position `end`; 0 where there are fewer."""

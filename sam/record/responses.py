@@ -18,6 +18,7 @@ from sam.reading import (
     json_rows,
     npz_arrays,
     one_line,
+    parquet_rows,
     token_ids,
 )
 from sam.record.tokenizer import Tokenizer
@@ -27,7 +28,10 @@ Spans = Sequence[Sequence[int]]  # [begin, end) of tokens of a response that the
 LARGEST = 1e300  # of a figure, so that sums of figures are finite too
 ARRAYS = ("prompt_tokens", "prompt_offsets", "response_tokens", "response_offsets", "response_prompt")
 NUMBER = Values("a number", "int64")  # of a prompt, an epoch, or a token
-TOKENS, TEXT = ("prompt_tokens", "response_tokens"), ("input", "output")  # rows of this project, and of verl's dumps
+TOKENS = ("prompt_tokens", "response_tokens")  # of a row of this project
+# Of a row of text, in a dump of verl's or in data for fine-tuning; or it has the `messages` of a chat.
+PROMPTS, RESPONSES = ("input", "prompt", "question"), ("output", "response", "answer")
+FILES = (".npz", ".jsonl", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -90,22 +94,29 @@ def read_recording(path: Path, tokenizer: str | None = None) -> Recording:
 
     Args:
         path: a .npz of arrays (`ARRAYS`, and perhaps `response_epoch`, int32 [responses]), this project's
-            rollouts/<step>.jsonl, a dump of verl's rollout_data_dir, or a run directory of this project with all steps.
-        tokenizer: folder or name; only verl's dumps, which hold text, need it.
+            rollouts/<step>.jsonl, a .jsonl or Parquet file of texts (`PROMPTS`, `RESPONSES`) as verl dumps them, or a
+            folder of such dumps, or a run directory of this project with all steps.
+        tokenizer: folder or name; only files of text need it.
     """
     if path.is_dir():
-        steps = sorted((path / "rollouts").glob("*.jsonl"), key=lambda file: (len(file.name), file.name))
-        if not steps:
-            raise ReadError(f"{path}: no rollouts/*.jsonl in this folder; expected a run directory or a file")
-        return join([read_recording(step, tokenizer) for step in steps])
-    if path.suffix not in (".npz", ".jsonl"):
-        raise ReadError(f"{path}: expected .npz or .jsonl")
-    recording = _from_arrays(path) if path.suffix == ".npz" else by_prompt(_rows(path, tokenizer))
+        return join([read_recording(step, tokenizer) for step in files_of(path)])
+    encoder = Tokenizer(tokenizer) if tokenizer is not None else None
+    recording = _from_arrays(path) if path.suffix == ".npz" else by_prompt(rows_of(path, encoder))
     if not recording.num_tokens:
         raise ReadError(f"{path}: no token of a response in it; expected recorded responses")
     for number, prompt in enumerate(recording.prompts, start=1):
         expect(len(prompt) > 0, f"{path}, prompt {number}", "at least one token", "none")
     return recording
+
+
+def files_of(path: Path) -> list[Path]:
+    """The files with the responses of a run directory or of a folder of verl's dumps, step by step."""
+    if not path.is_dir():
+        return [path]
+    files = [*(path / "rollouts").glob("*.jsonl")] or [file for file in path.iterdir() if file.suffix in FILES]
+    if not files:
+        raise ReadError(f"{path}: no rollouts/*.jsonl in this folder; expected a run directory or a file")
+    return sorted(files, key=lambda file: (len(file.name), file.name))
 
 
 def _from_arrays(path: Path) -> Recording:
@@ -136,24 +147,38 @@ def _texts(arrays: dict[str, np.ndarray], of: str, path: Path) -> list[np.ndarra
     return [tokens[begin:end] for begin, end in itertools.pairwise(offsets)]
 
 
-def _rows(path: Path, tokenizer: str | None) -> Iterator[tuple[np.ndarray, np.ndarray, Spans]]:
-    """Prompt, response and what was given in it of each row of this project's or of verl's."""
-    encoder = Tokenizer(tokenizer) if tokenizer is not None else None
+def rows_of(path: Path, encoder: Tokenizer | None) -> Iterator[tuple[np.ndarray, np.ndarray, Spans]]:
+    """Prompt, response and what was given in it of each row of a file, one after the other; ReadErrors."""
+    if path.suffix not in FILES:
+        raise ReadError(f"{path}: expected {', '.join(FILES)}")
+    if path.suffix == ".npz":
+        groups = _from_arrays(path).groups()
+        return ((prompt, response, ()) for prompt, responses, _given in groups for response in responses)
 
-    def read(row: dict, place: str) -> tuple[np.ndarray, np.ndarray, Spans]:
-        if TEXT[1] not in row:
-            return _texts_of(row, place)
+    def encoded(text: Any, place: str) -> np.ndarray:
+        """Token ids of a text, or of a chat."""
         if encoder is None:
             raise ReadError(f"{path} holds text: name its tokenizer with --tokenizer")
-        return *(np.array(encoder.encode(row.get(name), f"{place}, {name}"), np.int32) for name in TEXT), ()
+        return np.array(encoder.encode(text, place) if isinstance(text, str) else encoder.chat(text, place), np.int32)
 
-    return json_rows(path, read)
+    def read(row: dict, place: str) -> tuple[np.ndarray, np.ndarray, Spans]:
+        if chat := row.get("messages"):
+            expect(isinstance(chat, list) and len(chat) > 1, f"{place}, messages", "a prompt and a response", chat)
+            row = {PROMPTS[0]: chat[:-1], RESPONSES[0]: chat[-1].get("content")}
+        prompt = next((row[name] for name in PROMPTS if name in row), "")
+        name = next((name for name in RESPONSES if name in row), None)
+        if name is None:
+            return _texts_of(row, place)
+        expect(isinstance(row[name], str), f"{place}, {name}", "a text", row[name])
+        return encoded(prompt, f"{place}, prompt"), encoded(row[name], f"{place}, {name}"), ()
+
+    return (json_rows if path.suffix == ".jsonl" else parquet_rows)(path, read)
 
 
 def _texts_of(row: dict, place: str) -> tuple[np.ndarray, np.ndarray, Spans]:
     """Prompt, response and what was given in it, of a row with token ids; rows of older runs have no given_spans."""
     for name in TOKENS:
-        expect(name in row, place, f"a row with {' and '.join(TOKENS)}, or {' and '.join(TEXT)}", sorted(row))
+        expect(name in row, place, f"a row with {' and '.join(TOKENS)}, or {' or '.join(RESPONSES)}", sorted(row))
     prompt, response = (token_ids(row[name], f"{place}, {name}") for name in TOKENS)
     spans = row.get("given_spans", [])
     with one_line(f"{place}, given_spans", f"expected pairs of numbers from 0 to {len(response)}, rising"):

@@ -1,8 +1,11 @@
 """A model's tokenizer and chat template: whole texts, whatever truncation or padding its files hold."""
 
+import difflib
 import functools
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from sam.reading import ReadError, expect, one_line
 
@@ -39,6 +42,13 @@ class Tokenizer:
         expect(isinstance(text, str), place, "a text", text)
         with one_line(place, f"the tokenizer of {self.source} refuses the text"):
             return self.whole.encode(text, add_special_tokens=special)
+
+    def share_kept(self, tokens: np.ndarray) -> float:
+        """Share of a text's tokens that it still has when it is decoded and encoded again: 1 for what the tokenizer
+        itself has written, and little less for what its model has."""
+        again = self.encode(self.whole.decode(tokens.tolist()), "a text decoded")
+        matcher = difflib.SequenceMatcher(None, tokens.tolist(), again, autojunk=False)
+        return sum(block.size for block in matcher.get_matching_blocks()) / max(1, len(tokens))
 
     def chat(self, messages: Any, place: str) -> list[int]:
         """Token ids of a chat as the chat template lays it out, up to where the response begins."""

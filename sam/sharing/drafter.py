@@ -1,6 +1,7 @@
 """A drafter whose groups also hold the text of siblings in other replicas."""
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Hashable, Iterator, Sequence
@@ -13,9 +14,12 @@ from sam.automaton.store import NONE
 from sam.config import SpeculationConfig
 from sam.drafting.drafter import NOTHING, Drafter, append_elsewhere
 from sam.drafting.texts import RECENT_TOKENS, digest, start_sequence
+from sam.record.corpus import read_corpus
 from sam.sharing.client import COUNTERS, Client
 from sam.sharing.link import Link
 from sam.sharing.log import Piece
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -170,6 +174,22 @@ def make_drafter(config: SpeculationConfig, max_draft_tokens: int) -> Drafter:
         memory_budget_bytes=config.memory_budget_mib << 20,
         cross_prompt=config.cross_prompt,
     )
+
+
+def read_corpus_into(drafter: Drafter, config: SpeculationConfig, model_config) -> None:
+    """Let a drafter read the corpus of its config, if there is one; `model_config` is vLLM's.
+
+    Raises:
+        ReadError: it cannot be read, or is of another tokenizer.
+    """
+    if not config.corpus:
+        return
+    began = time.perf_counter()
+    tokenizer = str(model_config.tokenizer)
+    texts = read_corpus(config.corpus, config.history_tokens, tokenizer, model_config.get_vocab_size())
+    drafter.read_corpus(texts)
+    tokens = sum(len(response) for _prompt, response in texts)
+    logger.info("corpus: %d responses, %d tokens, read in %.1f s", len(texts), tokens, time.perf_counter() - began)
 
 
 def share_by_link(drafter: Drafter, address: str) -> bool:

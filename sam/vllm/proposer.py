@@ -12,7 +12,7 @@ from sam.drafting.drafter import Drafter
 from sam.drafting.texts import Drafts
 from sam.history.client import HistoryClient
 from sam.record.engine_steps import accepted_tokens
-from sam.sharing.drafter import make_drafter, share_by_link
+from sam.sharing.drafter import make_drafter, read_corpus_into, share_by_link
 from sam.switch.policies import make_policy, warm_up
 from sam.switch.policy import Plan, StepState
 from sam.vllm import hooks, patches, ranks, warmup_cost
@@ -82,6 +82,8 @@ class SamProposer:
         history = HistoryClient.of_engine(self.config, runner.vllm_config.model_config, self.counters)
         self._runner, self.tracked = runner, TrackedRequests(runner, self.drafter, history, self.counters)
         self.is_drafting_rank = ranks.is_drafting_rank(runner)
+        if self.is_drafting_rank:
+            read_corpus_into(self.drafter, self.config, runner.vllm_config.model_config)
         if self.config.paths > 1:
             check_engine(runner.vllm_config)
             of_rows = self.config.paths, self.num_speculative_tokens, self.counters

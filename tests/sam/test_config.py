@@ -12,7 +12,7 @@ def test_it_comes_back_equal_through_vllms_json():
     from vllm.engine.arg_utils import EngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    sent = SpeculationConfig(policy="goodput", scope="history", verification="rejection")
+    sent = SpeculationConfig(policy="goodput", scope="history", verification="rejection", corpus=("a", "b"))
     additional = json.dumps(sent.vllm_arguments()["additional_config"])
     parsed = EngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args(["--additional-config", additional])
     arguments = EngineArgs.from_cli_args(parsed)
@@ -45,6 +45,8 @@ def test_what_an_engine_asks_for(additional, drafter, expected):
         ({"nonsense": 1}, "speculation.nonsense is unknown: the keys are method, "),
         ({"history_path": "x"}, "history_path=x: unused with speculation.scope=group: set the scope to history, or "),
         ({"sharing": "replicas", "scope": "request"}, "sharing=replicas: speculation.scope=request drafts from no"),
+        ({"corpus": [3]}, "speculation.corpus=\\(3,\\): expected a path, or a list of paths"),
+        ({"corpus": "x", "cross_prompt": False}, "speculation.corpus: with speculation.cross_prompt=false there is no"),
         ({"method": "eagle3"}, "speculation.draft_model=None: speculation=eagle3 needs one: name its folder"),
         ({"paths": 2, "method": "ngram"}, "speculation.paths=2: speculation=ngram drafts one path: set paths to 1"),
         ({"paths": 2, "verification": "rejection"}, "paths=2: verification=rejection verifies one path: set verif"),
@@ -88,6 +90,11 @@ def test_hybrid_takes_what_its_folder_holds(tmp_path):
         (tmp_path / "config.json").write_text(written)
         asked = SpeculationConfig("hybrid", str(tmp_path)).vllm_arguments()["speculative_config"]
         assert asked["method"] == expected
+
+
+def test_a_corpus_is_a_path_or_a_list_of_them():
+    given = [SpeculationConfig.from_dict({"corpus": value}).corpus for value in ("a", ["a", "b"], None)]
+    assert given == [("a",), ("a", "b"), ()]
 
 
 def test_yamls_off_is_a_word():

@@ -91,7 +91,8 @@ def connect(config: DictConfig, speculation: SpeculationConfig) -> None:
         speculation = replace(speculation, history_path=str(Path(folder).absolute()))
     if speculation.draft_model:
         speculation = replace(speculation, draft_model=str(Path(speculation.draft_model).expanduser().absolute()))
-    speculation = sharing.resolve(config, speculation)
+    corpus = tuple(str(Path(path).expanduser().absolute()) for path in speculation.corpus)
+    speculation = sharing.resolve(config, replace(speculation, corpus=corpus))
     config.speculation = speculation.to_dict()
     for key, value in engine_arguments(config, speculation).items():
         users = rollout.engine_kwargs.vllm.get(key) or {}

@@ -11,7 +11,7 @@ from recipe.sam_dapo.preflight import compatibility, machine, settings, vllm_com
 # Of this machine and its device; of the config alone; of files.
 OF_DEVICE = (compatibility.packages_and_variables, machine.memory_and_disk)
 OF_CONFIG = (compatibility.values, settings.sizes, machine.memory_of_a_device)
-OF_FILES = (settings.data, settings.model, settings.draft_model, settings.history_of_responses)
+OF_FILES = (settings.data, settings.model, settings.draft_model, settings.corpus, settings.history_of_responses)
 OF_IMAGE = (compatibility.packages_and_variables, vllm_command.what_verl_and_vllm_say)
 
 

@@ -1,6 +1,7 @@
 """`sam doctor`: what this environment has; with a config, what a run of it would lack, with its mend."""
 
 import contextlib
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -37,25 +38,35 @@ def describe(config: DictConfig) -> Iterator[str]:
     yield machine.describe_device_memory(config)
 
 
-def of_run(config: DictConfig) -> int:
+def of_run(config: DictConfig, as_json: bool) -> int:
     """Print all that is found, then about the run; 2: something is wrong."""
-    if not (is_here := has_device(config.trainer.device)):
-        print(f"no {config.trainer.device} device here: packages, memory, disk and Ray are not looked at")
+    is_here = has_device(config.trainer.device)
+    left_out = []
+    if not is_here:
+        left_out.append(f"no {config.trainer.device} device here: packages, memory, disk and Ray are not looked at")
     elif config.trainer.nnodes > 1:
         os.environ.setdefault("RAY_ADDRESS", "auto")  # the cluster that a run would take
     with contextlib.redirect_stdout(sys.stderr):  # verl and vLLM log to stdout
         problems = list(preflight.find_problems(config, device=is_here))
         problems += vllm_command.what_verl_and_vllm_say(config)
         problems += machine.ray_cluster(config, preflight.of_this_node)
-    print(*(f"error: {problem}" for problem in problems), *describe(config), sep="\n")
+    notes = list(describe(config))
+    if as_json:
+        print(json.dumps({"problems": problems, "notes": left_out + notes}))
+        return 2 if problems else 0
+    print(*left_out, *(f"error: {problem}" for problem in problems), *notes, sep="\n")
     print(f"{len(problems)} problem{'' if len(problems) == 1 else 's'}")
     return 2 if problems else 0
 
 
-def of_environment() -> int:
+def of_environment(as_json: bool) -> int:
     """Print what this environment has. 2: some of it is refused."""
     device = "cpu" if engine_of_cpu() else next(filter(has_device, DEVICE_FILES), "cpu")
     found = list(compatibility.of_machine(device))
+    if as_json:
+        values = {"device": device, **known(), **{name: value for name, value, _wrong in found}}
+        print(json.dumps({"problems": [wrong for *_, wrong in found if wrong], "environment": values}, default=str))
+        return 2 if any(wrong for *_, wrong in found) else 0
     print("; ".join([f"device {device}", *(f"{name} {value}" for name, value in known().items())]))
     print(*(f"error: {wrong}" if wrong else f"{name}: {value}" for name, value, wrong in found), sep="\n")
     if device == "cpu":
@@ -66,9 +77,13 @@ def of_environment() -> int:
     return 2 if any(wrong for *_, wrong in found) else 0
 
 
-def of_weights(folder: Path) -> str:
+def of_weights(folder: Path, as_json: bool) -> int | str:
     """What to say of weights that are whole; ConfigError: they are not."""
-    for line in settings.weights(folder):
+    problems = list(settings.weights(folder))
+    if as_json:
+        print(json.dumps({"problems": problems}))
+        return 2 if problems else 0
+    for line in problems:
         raise ConfigError(line)
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     return f"{folder}: complete, {size / 1e9:.1f} GB of weights"
@@ -83,10 +98,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--npu-selftest", action="store_true", help="parity, precision and timing on the device itself")
     parser.add_argument("--output", type=Path, default=Path("outputs/npu_selftest"), help="folder for its report")
     parser.add_argument("--device", default="npu", help="cpu: its engines in float32 and without torch.compile")
+    parser.add_argument("--json", action="store_true", help="print one object (docs/bench.md)")
     parser.add_argument("overrides", nargs="*", help="Hydra overrides, for example speculation=off")
     options = with_folder(parser.parse_intermixed_args(arguments))
     if options.overrides and not options.config_name:
         parser.error("overrides go with --config-name: add it")
+    if options.json and (options.npu_selftest or options.patches):
+        parser.error("--json goes with a config, with --weights, or alone: leave it out")
     if options.npu_selftest:
         from recipe.sam_dapo.preflight.npu_selftest import selftest
 
@@ -94,10 +112,18 @@ def main(arguments: list[str] | None = None) -> int:
     if options.patches:
         return run_command(patches_of_verl.listed)
     if options.weights:
-        return run_command(lambda: of_weights(options.weights))
+        return run_command(lambda: of_weights(options.weights, options.json))
     if not options.config_name:
-        return of_environment()
-    return run_command(lambda: of_run(compose_config(options.config_name, options.overrides)))
+        return of_environment(options.json)
+    try:
+        config = compose_config(options.config_name, options.overrides)
+    except ConfigError as error:
+        if options.json:
+            print(json.dumps({"problems": [str(error)], "notes": []}))
+        else:
+            print(f"error: {error}", file=sys.stderr)
+        return 2
+    return run_command(lambda: of_run(config, options.json))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from recipe.sam_dapo.arguments import FREE_SECTIONS, did_you_mean
 from recipe.sam_dapo.launch.config import verl_configs
+from recipe.sam_dapo.launch.sharing import METHODS as DRAFTING_FROM_TEXT
 from recipe.sam_dapo.preflight.machine import device_count, first_line, longest_sequence, uses_megatron
 from sam.config import WITH_DRAFT_MODEL, SpeculationConfig
 from sam.reading import ReadError, expect, json_object
@@ -195,6 +196,22 @@ def draft_model(config: DictConfig) -> Iterator[str]:
         yield f"{said}: choose the other of draft_model and eagle3, or hybrid [drafter.unlike]"
     else:
         yield from weights(folder)
+
+
+def corpus(config: DictConfig) -> Iterator[str]:
+    """Whether the texts that drafters read when engines start are there, and of the model's tokens."""
+    speculation = config.speculation
+    described = model_of(config) / "config.json"
+    if not speculation.corpus or speculation.method not in DRAFTING_FROM_TEXT or not described.is_file():
+        return
+    from sam.record.corpus import read_corpus  # only where there is one
+
+    content = json_object(described)
+    vocabulary = {**content, **(content.get("text_config") or {})}.get("vocab_size")
+    try:
+        read_corpus(speculation.corpus, speculation.history_tokens, str(model_of(config)), vocabulary)
+    except ReadError as error:
+        yield f"speculation.corpus: {error} [corpus.unusable]"
 
 
 def history_of_responses(config: DictConfig) -> Iterator[str]:

@@ -60,7 +60,7 @@ class WithModel(SamProposer):
         """What is kept of text serves sam alone."""
         if config.method == "hybrid":
             return config
-        return replace(config, scope="group", history_path=None, sharing="none")
+        return replace(config, scope="group", history_path=None, sharing="none", corpus=())
 
     def _make_drafter(self, config: SpeculationConfig):
         return super()._make_drafter(config) if config.method == "hybrid" else NoText(self.num_speculative_tokens)

@@ -12,7 +12,7 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 from sam.config import SpeculationConfig
 from sam.history.client import HistoryClient
-from sam.sharing.drafter import make_drafter, share_by_link
+from sam.sharing.drafter import make_drafter, read_corpus_into, share_by_link
 from sam.vllm.v2 import followed_requests
 from sam.vllm.v2.followed_requests import FollowedRequests, Step
 
@@ -47,6 +47,7 @@ class SamSpeculator(BaseSpeculator):
         self.counters.update(dict.fromkeys(COUNTERS, 0))
         history = None
         if self._ranks.is_first_rank:
+            read_corpus_into(self.drafter, config, vllm_config.model_config)
             history = HistoryClient.of_engine(config, vllm_config.model_config, self.counters)
         self._requests = FollowedRequests(self.drafter, self.counters, history)
         self._output: AsyncOutput | None = None

@@ -105,6 +105,11 @@ def test_ctrl_c_keeps_what_is_measured_and_kills_an_engine_that_does_not_end(ben
     assert "x at 4 requests" not in text and nothing_is_left(tmp_path)
 
 
+def test_json_is_what_the_result_file_has(bench, tmp_path, capsys):
+    assert bench("--json") == 0
+    assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "out" / "result.json").read_text())
+
+
 def test_a_measurement_that_an_engine_ends_keeps_what_is_measured_and_goes_on(bench, tmp_path, capsys):
     words = ("--variants", "stock", "sam-k2", "--rounds", "2")
 

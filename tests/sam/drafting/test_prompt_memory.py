@@ -56,3 +56,15 @@ def test_a_memory_that_misleads_costs_next_to_nothing():
         return found.summary()["mean_acceptance_length"]
 
     assert length(True) > 0.99 * length(False)
+
+
+def test_a_corpus_is_drafted_from_also_by_the_prompt_that_it_answers_and_not_by_groups():
+    drafter = drafter_after()
+    drafter.read_corpus([(tokens(5, 6), tokens(*range(100, 120)))])
+    for prompt in ((5, 6), (1, 2)):
+        drafter.start(str(prompt), tokens(*prompt))
+        assert draft(drafter, str(prompt), *range(100, 106)) == [106, 107, 108]
+    unread = drafter_after(cross_prompt=False)
+    unread.read_corpus([(tokens(5, 6), tokens(*range(100, 120)))])
+    unread.start("a", tokens(5, 6))
+    assert draft(unread, "a", *range(100, 106)) == []

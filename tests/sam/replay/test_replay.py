@@ -1,5 +1,6 @@
 """Replay counts what an engine would: steps, accepted tokens, and whose tokens a drafter has seen when."""
 
+import json
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -7,7 +8,9 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
+from sam import replay as command
 from sam.drafting.texts import Drafts
+from sam.peers import make_peer
 from sam.record.responses import Recording
 from sam.replay import main, make_drafter, replay
 
@@ -95,3 +98,82 @@ def test_command_prints_a_line_for_each_file_and_drafter(tmp_path, capsys):
     assert capsys.readouterr().out.splitlines()[1].split()[1:4] == ["sam", "5", "0"]
     assert main(["--traces", str(one), "--epochs"]) == 2
     assert "0 epochs in this recording: expected two or more in response_epoch" in capsys.readouterr().err
+
+
+def drafts_of(name, prompt, *corpus):
+    """What a peer drafts behind a text."""
+    peer = make_peer(name, "group", K)
+    if corpus:
+        peer.read_corpus([(np.array([], np.int32), np.array(text, np.int32)) for text in corpus])
+    peer.start("other", np.array([8] * 2000, np.int32))
+    peer.start("a", np.array(prompt[:3], np.int32))
+    peer.append(["a"], np.array(prompt[3:], np.int32), [0, len(prompt) - 3])
+    drafts = peer.draft(["a", "other"], np.array([K, 1]))
+    return drafts.token_ids[: drafts.offsets[1]].tolist()
+
+
+TEXT = [7, 1, 2, 3, 20, 21, 22, 5, 2, 3, 30, 31, 32, 1, 2, 3, 40, 41, 42, 6, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("pld-transformers", TEXT, [20, 21, 22]),  # the oldest match of two tokens
+        ("pld-vllm", TEXT, [20, 21, 22]),
+        ("pld-newest", TEXT, [40, 41, 42]),
+        ("pld-newest", [*TEXT[:13], 9, 5, 2, 3], [30, 31, 32]),  # the longest one before the newest
+        ("pld-vllm", [*TEXT, 77, 78, 79], []),
+        ("pld-newest", [*TEXT, 77, 78, 79], []),
+        ("pld-transformers", [4, 1, 9, 4], [1, 9, 4]),  # a match of one token
+    ],
+)
+def test_prompt_lookup_drafts_what_follows_a_match(name, text, expected):
+    assert drafts_of(name, text) == expected
+
+
+def test_rest_drafts_what_most_often_follows_the_longest_match_in_a_corpus():
+    corpus = [
+        [1, 2, 3, 20, 21],
+        [1, 2, 3, 30, 31],
+        [9, 1, 2, 3, 30, 31],
+        [2, 3, 50],
+        [2, 3, 50],
+        [2, 3, 50],
+        [2, 3, 50],
+    ]
+    assert drafts_of("rest", [6, 6, 1, 2, 3], *corpus) == [30, 31]
+    assert drafts_of("rest", [9, 9, 9, 2, 3], *corpus) == [50]
+    assert drafts_of("rest", [1, 1, 1, 1, 88], *corpus) == []
+
+
+def test_a_missing_package_is_said_before_anything_is_measured(tmp_path, capsys, monkeypatch):
+    def missing(name, *_):
+        raise ImportError(f"no module for {name}")
+
+    monkeypatch.setattr(command, "make_peer", missing)
+    monkeypatch.setattr(command, "replay", lambda *_, **__: pytest.fail("it has measured"))
+    assert main(["--traces", str(tmp_path / "one.npz"), "--drafter", "sam", "suffix"]) == 2
+    assert capsys.readouterr().err.startswith("error: drafter suffix: no module for suffix; install requirements/")
+
+
+def test_json_is_one_object_with_a_corpus_read_beforehand(tmp_path, capsys):
+    text, rows = list(range(100, 160)), tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"prompt_tokens": [p], "response_tokens": text}) + "\n" for p in (1, 2)))
+    trace = ["--traces", str(rows), "--json", "--drafter", "sam"]
+    assert main([*trace, "rest", "--split"]) == 0
+    split = json.loads(capsys.readouterr().out)
+    assert split["split"] and [row["drafter"] for row in split["rows"]] == ["sam", "rest"]
+    assert {row["tokens"] for row in split["rows"]} == {60} and split["rows"][1]["mean_acceptance_length"] > 3
+    assert main([*trace, "--corpus", str(rows)]) == main(trace) == 0
+    with_corpus, without = (json.loads(line)["rows"][0] for line in capsys.readouterr().out.splitlines())
+    assert with_corpus["mean_acceptance_length"] > without["mean_acceptance_length"]
+    for words, said in (
+        (["rest"], "add --corpus or --split"),
+        (["--corpus", "nowhere.npz"], "nowhere.npz: no such file"),
+    ):
+        assert main([*trace, *words]) == 2
+        out, error = capsys.readouterr()
+        assert not out and said in error.splitlines()[-1]
+    assert main([*trace[:2], "--drafter", "sam", "pld-newest", "--table"]) == 0
+    header, *lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert header[-1] == "rows.jsonl" and [(line[0], len(line)) for line in lines] == [("sam", 3), ("pld-newest", 3)]

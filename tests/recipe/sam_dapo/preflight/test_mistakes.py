@@ -1,5 +1,6 @@
 """What a user may get wrong: each mistake alone on a node that is good otherwise, and the line that preflight has."""
 
+import json
 import subprocess
 import sys
 
@@ -137,6 +138,9 @@ def test_the_doctor_says_what_is_wrong_and_what_a_run_consists_of(node, capsys, 
     assert "2 nodes x 16 npu devices; rollout: 4 replicas of 8, with up to 128 requests" in printed
     for part in ("\nrouting: ", "; sharing: ", "\nrollout, a die of 64 GiB: ", "optimizer", "a checkpoint has 427 GiB"):
         assert part in printed
+    assert doctor.main(["--config-name", "dapo_qwen3_32b", "--json"]) == 2
+    said = json.loads(capsys.readouterr().out)
+    assert said["problems"] == ["verl's words"] and len(said["notes"]) == printed.count("\n") - 2
     node.set(doctor, "has_device", lambda device: False)
     monkeypatch.delenv("ASCEND_HOME_PATH")
     assert doctor.main(["--config-name", "dapo_qwen3_32b"]) == 2
@@ -149,6 +153,9 @@ def test_without_a_config_it_says_what_the_environment_has(capsys, monkeypatch):
     first, *lines = capsys.readouterr().out.splitlines()
     assert first.startswith("device cpu; commit ") and f"; ray {installed('ray')}; " in first and len(lines) <= 20
     assert {"vllm: 0.23.0", "plugin sam: installed", "VLLM_USE_V2_MODEL_RUNNER: not set"} <= {*lines}
+    assert doctor.main(["--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["problems"] == [] and said["environment"]["vllm"] == "0.23.0"
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
     assert doctor.main([]) == 2
     assert "\nerror: VLLM_USE_V2_MODEL_RUNNER=1: expected 0: " in capsys.readouterr().out
