@@ -14,7 +14,9 @@ from sam.jit import compiled
 from sam.record.corpus import Text
 
 NAMES = ("suffix", "pld-transformers", "pld-vllm", "pld-newest", "rest")
-SHORTEST, LONGEST = 2, 16  # tokens of a match of REST, as its paper has them
+# tokens of a match of REST, as its paper has them
+SHORTEST = 2
+LONGEST = 16
 MOST_MATCHES = 5000  # of a context that REST counts
 
 
@@ -27,7 +29,9 @@ def drafts_of(parts: list[np.ndarray]) -> Drafts:
 class Suffix:
     """Arctic Inference's suffix decoding with vLLM's defaults; its group scope is its cache of responses."""
 
-    DEPTH, LIMITS, nbytes = 24, {"max_spec_factor": 1.0, "min_token_prob": 0.1}, 0
+    DEPTH = 24
+    LIMITS = {"max_spec_factor": 1.0, "min_token_prob": 0.1}
+    nbytes = 0
 
     def __init__(self, in_group: bool):
         from arctic_inference.suffix_decoding import SuffixDecodingCache
@@ -41,7 +45,8 @@ class Suffix:
 
     def append(self, request_ids, token_ids, offsets):
         for row, request_id in enumerate(request_ids):
-            if len(new := token_ids[offsets[row] : offsets[row + 1]]):
+            new = token_ids[offsets[row] : offsets[row + 1]]
+            if len(new):
                 self._ends[request_id] = np.append(self._ends[request_id], new.astype(np.int32))[-self.DEPTH :]
                 self._cache.add_active_response(request_id, new.tolist())
 
@@ -59,7 +64,8 @@ class Suffix:
     def read_corpus(self, texts: Iterable[Text]) -> None:
         """Keep the responses of a corpus in the cache, as those of finished requests."""
         for number, (prompt, response) in enumerate(texts):
-            self.start(name := f"corpus {number}", prompt)
+            name = f"corpus {number}"
+            self.start(name, prompt)
             self.append([name], response, [0, len(response)])
             self.finish(name)
 
@@ -70,17 +76,20 @@ class OwnText:
     Subclasses draft from a row's text alone.
     """
 
-    dtype, nbytes = np.int32, 0
+    dtype = np.int32
+    nbytes = 0
 
     def __init__(self):
-        self.table, self.lengths = np.zeros((64, 1024), self.dtype), np.zeros(64, np.int32)
+        self.table = np.zeros((64, 1024), self.dtype)
+        self.lengths = np.zeros(64, np.int32)
         self._rows: dict[str, int] = {}
         self._free = list(range(64))
 
     def start(self, request_id, prompt):
         if not self._free:
             rows = len(self.table)
-            self.table, self.lengths = np.pad(self.table, ((0, rows), (0, 0))), np.pad(self.lengths, (0, rows))
+            self.table = np.pad(self.table, ((0, rows), (0, 0)))
+            self.lengths = np.pad(self.lengths, (0, rows))
             self._free = list(range(rows, 2 * rows))
         self._rows[request_id] = row = self._free.pop(0)
         self.lengths[row] = 0
@@ -88,7 +97,8 @@ class OwnText:
 
     def append(self, request_ids, token_ids, offsets):
         for place, request_id in enumerate(request_ids):
-            new, row = token_ids[offsets[place] : offsets[place + 1]], self._rows[request_id]
+            new = token_ids[offsets[place] : offsets[place + 1]]
+            row = self._rows[request_id]
             end = int(self.lengths[row]) + len(new)
             if end > self.table.shape[1]:
                 self.table = np.pad(self.table, ((0, 0), (0, end)))
@@ -120,7 +130,8 @@ class TransformersLookup(OwnText):
         from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
         super().__init__()
-        never, largest = torch.tensor([-1]), 1 << 30
+        never = torch.tensor([-1])
+        largest = 1 << 30
         self._generator = PromptLookupCandidateGenerator(never, draft_tokens, max_length=largest)
         self._tensor = torch.from_numpy
 
@@ -140,7 +151,8 @@ class VllmLookup(OwnText):
 
     def draft(self, request_ids, budgets):
         rows = [self._rows[name] for name in request_ids]
-        part, drafting = slice(min(rows), max(rows) + 1), set(rows)
+        part = slice(min(rows), max(rows) + 1)
+        drafting = set(rows)
         sampled = [[0] if row in drafting else [] for row in range(part.start, part.stop)]
         self._proposer.max_model_len = self.table.shape[1] + 1024
         drafts = self._proposer.propose(sampled, self.lengths[part], self.table[part])
@@ -158,13 +170,15 @@ class NewestLookup(OwnText):
 @compiled
 def newest_match(text, shortest, longest, budget):
     """What follows the newest of the longest matches of the text's end in what stands before, up to `budget` tokens."""
-    best, place = shortest - 1, 0
+    best = shortest - 1
+    place = 0
     for end in range(text.size - 1, 0, -1):
         length = 0
         while length < min(longest, end) and text[end - 1 - length] == text[text.size - 1 - length]:
             length += 1
         if length > best:
-            best, place = length, end
+            best = length
+            place = end
             if length == longest:
                 break
     return text[place : place + budget * (place > 0)]
@@ -203,10 +217,12 @@ def suffix_order(tokens: np.ndarray) -> np.ndarray:
 @compiled
 def first_not_below(corpus, order, pattern, is_above):
     """Index in `order` of the first suffix that is not below the pattern; `is_above`: that is above it."""
-    low, high = 0, order.size
+    low = 0
+    high = order.size
     while low < high:
         middle = (low + high) // 2
-        difference, begin = 0, order[middle]
+        difference = 0
+        begin = order[middle]
         for i in range(pattern.size):
             token = corpus[begin + i] if begin + i < corpus.size else -2
             if token != pattern[i]:
@@ -229,14 +245,18 @@ def most_frequent(corpus, order, text, budget):
         last = min(first_not_below(corpus, order, pattern, True), first + MOST_MATCHES)
         if first == last:
             continue
-        places, size = order[first:last] + length, 0
+        places = order[first:last] + length
+        size = 0
         while size < budget and places.size:
             followers = np.sort(np.array([corpus[place] if place < corpus.size else -1 for place in places]))
-            token, most, count = -1, 0, 0
+            token = -1
+            most = 0
+            count = 0
             for i in range(followers.size):
                 count = count + 1 if i and followers[i] == followers[i - 1] else 1
                 if followers[i] >= 0 and count > most:
-                    token, most = followers[i], count
+                    token = followers[i]
+                    most = count
             if token < 0:
                 break
             draft[size] = token

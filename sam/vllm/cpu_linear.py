@@ -26,11 +26,13 @@ COLUMNS = 4
 ROW_BLOCK_BYTES = 1 << 18  # of rows that stay in a core's second cache while weights pass by
 COLUMN_BLOCK = 128  # most that a thread takes at once
 ALONE = 1 << 17  # multiplications for which a second thread would come too late
-INT, FLOAT = ir.IntType(64), ir.FloatType()
+INT = ir.IntType(64)
+FLOAT = ir.FloatType()
 # By a weight's dtype a value of numba's type, which has no bfloat16.
 ELEMENTS = {torch.float32: np.float32(0), torch.bfloat16: np.uint16(0)}
 FIELDS = "next_block x weight result rows columns inner weight_stride row_block column_block".split()
-JOB, Job = np.dtype([(name, np.int64) for name in FIELDS]), ctypes.c_int64 * len(FIELDS)
+JOB = np.dtype([(name, np.int64) for name in FIELDS])
+Job = ctypes.c_int64 * len(FIELDS)
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -55,7 +57,8 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
 def describe() -> str:
     """The kernel, and its time over that of torch's, measured in under a second once it is compiled."""
-    weight, costs = torch.randn(3072, 576), []
+    weight = torch.randn(3072, 576)
+    costs = []
     for rows in (1, 4, 16):
         seconds = {linear: [], torch.nn.functional.linear: []}
         for product in 10 * [*seconds]:
@@ -72,7 +75,8 @@ def _parallel():
     parallel = getattr(ctypes.CDLL(None), "GOMP_parallel", None)
     if parallel is None:
         return lambda worker, job, *_: ctypes.CFUNCTYPE(None, ctypes.c_void_p)(worker)(ctypes.addressof(job))
-    parallel.argtypes, parallel.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint), None
+    parallel.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+    parallel.restype = None
     return parallel
 
 
@@ -125,7 +129,8 @@ def _tile(rows: int, columns: int):
 
 def _load(builder, place, lanes: int, address, element):
     """A vector of the elements from `place` on, as float32."""
-    size, bits = element.bitwidth // 8, ir.VectorType(ir.IntType(32), lanes)
+    size = element.bitwidth // 8
+    bits = ir.VectorType(ir.IntType(32), lanes)
     stored = ir.VectorType(FLOAT if size == 4 else ir.IntType(16), lanes)
     start = builder.add(address, builder.mul(place, INT(size)))
     value = builder.load(builder.inttoptr(start, stored.as_pointer()), align=size)
