@@ -1,6 +1,5 @@
 """The settings of speculation: every default, once, checked, and translated into vLLM's own arguments."""
 
-import os
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
