@@ -1,14 +1,11 @@
 """The settings of speculation: every default, once, checked, and translated into vLLM's own arguments."""
 
-import os
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
 from sam.trained_drafter import is_eagle3_head
 
-# What was found out once on this machine.
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "sam_rollout"
 # Weights in huge pages, of vLLM's CPU engine: steps that memory bounds take about 5 % less time. Stock does not ask.
 HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 LOOKUP = (2, 5)  # tokens of the shortest and the longest match of ngram

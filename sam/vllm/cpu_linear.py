@@ -42,7 +42,8 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     columns, inner = weight.shape
     if weight.dtype not in ELEMENTS or weight.stride(1) != 1:
         weight = weight.float().contiguous()
-    rows = x.reshape(-1, inner).float().contiguous()
+    is_plain = x.dim() == 2 and x.dtype == torch.float32
+    rows = (x if is_plain else x.reshape(-1, inner).float()).contiguous()
     count = rows.shape[0]
     result = torch.empty((count, columns), dtype=torch.float32)
     row_block = max(1, ROW_BLOCK_BYTES // (4 * inner * ROWS)) * ROWS
@@ -52,7 +53,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     _parallel()(_worker(weight.dtype), job, count * columns * inner < ALONE, 0)  # 0 threads: as many as torch's
     if bias is not None:
         result += bias
-    return result.to(x.dtype).view(*x.shape[:-1], columns)
+    return result if is_plain else result.to(x.dtype).view(*x.shape[:-1], columns)
 
 
 def describe() -> str:

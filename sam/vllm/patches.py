@@ -106,7 +106,7 @@ PATCHES = register({
         "see sam/vllm/cpu_fixes.py: a row's bits depend on how many rows a product has.",
         "vLLM has a batch-invariant mode for CPUs."),
     "pack_after_loads": Patch("runner, runner.model", "load_weights reload_weights",
-        "the packed weights of multiply_invariantly have to follow the model's.", "as above."),
+        "with batch_invariant=off vLLM's packed weights have to follow the model's.", "vLLM packs again."),
     "keep_unread_generators": Patch("runner", "_bookkeeping_sync",
         "it winds the generator of a request whose prompt is not complete back by `set_offset`, which CPU generators "
         "do not have: NotImplementedError ends the engine. Here it stays where it is: the noise is fresh either way.",
