@@ -9,12 +9,16 @@ import reprlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np  # arguments are read before it is installed
 
 LARGEST_TOKEN = 2**31 - 1
+NPY = b"\x93NUMPY"  # how a file of a single array begins
+# By numpy's kind of a dtype: what its values are called, the kinds that are taken for them, and who knows its limits.
+# A float is no integer, even a whole one: its NaN and its fractions would become other numbers in silence.
+KINDS = {"i": ("integers", "iu", "iinfo"), "f": ("numbers", "iuf", "finfo"), "b": ("booleans", "biu", None)}
 T = TypeVar("T")
 
 
@@ -89,10 +93,45 @@ def npz_arrays(content: Path | bytes, place: str) -> dict[str, np.ndarray]:
     import numpy as np
 
     content = content_of(content) if isinstance(content, Path) else content
+    if content.startswith(NPY):
+        raise ReadError(f"{place}: expected an .npz file of arrays, got an .npy file of one array: use numpy.savez")
     with one_line(place, "not an .npz file of arrays"), np.load(io.BytesIO(content), allow_pickle=False) as archive:
         if damaged := archive.zip.testzip():
             raise ValueError(f"{damaged} is damaged")
         return {name: np.asarray(archive[name]) for name in archive.files}
+
+
+class Values(NamedTuple):
+    """What an array of a file must hold: what each value is, in which dtype, how many dimensions, and from which least
+    value up to the dtype's largest; None: from its own."""
+
+    what: str
+    dtype: str
+    dimensions: int = 1
+    least: int | None = 0
+
+
+TOKEN = Values("a token id", "int32")
+
+
+def array_of(found: np.ndarray, place: str, wanted: Values) -> np.ndarray:
+    """`found` in the wanted dtype; ReadError: it has other dimensions, is of another kind, or a value lies outside."""
+    import numpy as np
+
+    dtype = np.dtype(wanted.dtype)
+    name, taken, limits_of = KINDS[dtype.kind]
+    if found.ndim != wanted.dimensions or found.dtype.kind not in taken:
+        is_what = f"{found.dtype} of shape {list(found.shape)}"
+        raise ReadError(f"{place}: expected {wanted.dimensions}-dimensional {name}, got {is_what}")
+    largest = getattr(np, limits_of)(dtype).max if limits_of else 1
+    least = -largest if wanted.least is None else wanted.least
+    with np.errstate(over="ignore"):
+        values = found.astype(np.float64) if found.dtype.kind == "f" else found
+    wrong = np.argwhere(~((values >= least) & (values <= largest)))  # NaN is neither
+    if len(wrong):
+        cell = wrong[0].tolist()
+        expect(False, f"{place}{cell or ''}", f"{wanted.what}, {least} to {largest}", found[tuple(cell)].item())
+    return found.astype(dtype)
 
 
 def token_ids(values: Any, place: str) -> np.ndarray:

@@ -4,6 +4,7 @@ The config is composed and checked before anything heavy is imported.
 """
 
 import argparse
+import itertools
 import json
 import os
 import shlex
@@ -20,7 +21,7 @@ from recipe.sam_dapo.launch import environment, supervisor
 from recipe.sam_dapo.launch.config import ConfigError, compose_config
 from recipe.sam_dapo.launch.screen import ERROR_FILE, LOG_FILE, Progress, checkpoint, step_of, write_last_line
 from recipe.sam_dapo.launch.versions import known
-from recipe.sam_dapo.record import STARTING_RAY, RunRecord, changes, keep
+from recipe.sam_dapo.record import STARTING_RAY, STATE_FILE, RunRecord, changes, keep, read_json
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -35,12 +36,17 @@ def main(arguments: list[str] | None = None) -> int:
         preflight.check(config, files=not (options.check and "assets" in config))
         for warning in preflight.compatibility.warnings(config):
             print(f"warning: {warning}", file=sys.stderr)
+        changed = changed_settings(config, options.accept_changes)
         if options.check:
             return 0
-        run_directory, steps = Path(config.run_dir), config.trainer.total_training_steps
-        if steps and (folder := checkpoint(config)) and step_of(folder) >= steps:
+        run_directory = Path(config.run_dir)
+        if is_over(config):
+            steps = config.trainer.total_training_steps
             again = "to train again: another run_dir=, trainer.resume_mode=disable, or remove the directory"
-            print(f"{run_directory} holds this run, finished after {steps} steps: nothing to do ({again})")
+            said = f"{run_directory} holds this run, finished after {steps} steps: nothing to do"
+            if changed:
+                said += f", with other settings than these: {', '.join(changed)}"
+            print(f"{said} ({again})")
             return 0
         with supervisor.lock(run_directory):
             return supervise(config, options)
@@ -63,27 +69,53 @@ def supervise(config: DictConfig, options: argparse.Namespace) -> int:
     return ending.code
 
 
-def go_on(config: DictConfig, accept_changes: bool) -> Path | None:
-    """Say from which folder a run goes on, with what other settings, and keep its config.
+def is_over(config: DictConfig) -> bool:
+    """Whether the checkpoint that a run would go on from is its last step's."""
+    steps = config.trainer.total_training_steps
+    folder = checkpoint(config)
+    return bool(steps) and folder is not None and step_of(folder) >= steps
+
+
+def changed_settings(config: DictConfig, accept_changes: bool) -> list[str]:
+    """What differs from the settings of the run in run_dir that goes on or is over, as `key before -> now`.
 
     Raises:
         ValueError: no whole checkpoint, or settings make another curve and were not accepted, or are not known.
     """
+    folder = checkpoint(config)
+    if folder is None or not folder.is_relative_to(Path(config.trainer.default_local_dir)):
+        return []
+    curve, others = changes(Path(config.run_dir), config)
+    if curve and not accept_changes:
+        holds = "holds a run that finished after" if is_over(config) else "goes on from"
+        said = f"run_dir={config.run_dir} {holds} step {step_of(folder)}, changed: {', '.join(curve)}"
+        remedy = "set it as it was, choose another run_dir=, or add --accept-changes"
+        raise ConfigError(f"{said}: it would be another curve: {remedy} [run_dir.changed]")
+    return [*curve, *others]
+
+
+def go_on(config: DictConfig, accept_changes: bool) -> Path | None:
+    """Say from which folder a run goes on, with what other settings, and keep its config.
+
+    Raises:
+        ValueError: as `changed_settings`.
+    """
     run_directory, folder = Path(config.run_dir), checkpoint(config)
     step = step_of(folder) if folder else None
     own = folder is not None and folder.is_relative_to(Path(config.trainer.default_local_dir))
-    curve, others = changes(run_directory, config) if own else ([], [])
-    if curve and not accept_changes:
-        said = f"run_dir={run_directory} goes on from step {step}, changed: {', '.join(curve)}"
-        remedy = "set it as it was, choose another run_dir=, or add --accept-changes"
-        raise ConfigError(f"{said}: it would be another curve: {remedy} [run_dir.changed]")
+    if folder is None and read_json(run_directory / STATE_FILE).get("phase") == "finished":
+        say(run_directory, f"{run_directory} held a finished run, which this one replaces")
+        with suppress(ValueError):  # what that one's settings were is not known
+            changed = [*itertools.chain(*changes(run_directory, config))]
+            say(run_directory, f"changed since then: {', '.join(changed) or 'nothing'}")
+    changed = changed_settings(config, accept_changes)
     keep(run_directory, config, step)
     if folder:
         say(run_directory, f"resumed from step {step} of {run_directory if own else folder.parents[1]}")
     if not own:
         (run_directory / "wandb" / "wandb-resume.json").unlink(missing_ok=True)  # of the run before
-    if curve or others:
-        say(run_directory, f"changed since then: {', '.join([*curve, *others])}")
+    if changed:
+        say(run_directory, f"changed since then: {', '.join(changed)}")
     return folder
 
 

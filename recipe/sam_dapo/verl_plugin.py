@@ -9,18 +9,25 @@ between replicas and logs `rollout/...`. Other runs are verl's own.
 
 import functools
 import os
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
+from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from ray.runtime_context import RuntimeContext
 
 from recipe.sam_dapo import patches_of_verl  # noqa: F401 - registers what is replaced here
+from recipe.sam_dapo.arguments import did_you_mean
 from recipe.sam_dapo.launch import routing, sharing
 from recipe.sam_dapo.rollout import SESSION
 from sam.config import SpeculationConfig
 from sam.patching import wrap
+from sam.switch.step_cost import StepCost
 
 TRAINER = "verl.trainer.ppo.v1.trainer_base"
 
@@ -56,6 +63,40 @@ def _answer(name: str, *, _root_: DictConfig) -> DictConfig | None:
 
 
 OmegaConf.register_new_resolver("sam", _answer, replace=True)
+
+
+def refuse(error: object) -> None:
+    """End the process with one line."""
+    print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+    sys.exit(2)
+
+
+def check_words(words: Iterable[str]) -> None:
+    """Refuse overrides of `speculation` keys that there are not, before Hydra does so in several lines.
+
+    verl loads this module before Hydra composes, for which Hydra has no hook.
+    """
+    known = [field.name for field in fields(SpeculationConfig)]
+    for word in words:
+        if (found := re.match(r"[+~]*speculation\.([^.=@]+)=", word)) and found[1] not in known:
+            meant = did_you_mean(found[1], known) or f"the keys are {', '.join(known)}"
+            refuse(f"speculation.{found[1]} is unknown: {meant}")
+
+
+class Check(Callback):
+    """Hydra's callback that refuses a wrong `speculation` section in the process that was started, before Ray is:
+    what it raised later would be the last of a hundred lines."""
+
+    def on_job_start(self, config: DictConfig, **_: Any) -> None:
+        try:
+            speculation = resolved(config)
+            if speculation.step_cost is not None:
+                StepCost.load(Path(speculation.step_cost))
+        except (ValueError, OmegaConfBaseException) as error:
+            refuse(error)
+
+
+check_words(sys.argv[1:])
 
 if session := os.environ.get(SESSION):  # of a run of the recipe
     wrap(RuntimeContext, "get_job_id", "name_job", lambda get, context: get(context) + session)

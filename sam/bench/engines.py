@@ -6,6 +6,7 @@ which ends the others. What it prints goes to its log.
 
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -21,9 +22,10 @@ from sam.bench import prompts
 from sam.bench.prompts import WARM_UP, Batches, Place
 from sam.bench.settings import STOCK, Settings, engine_arguments
 from sam.config import HUGE_PAGES
-from sam.reading import json_rows
+from sam.reading import json_rows, one_line
 
 ROUNDS = "rounds.jsonl"  # in --output: the settings, then a line for each round of a load that all variants have run
+FIGURES = ("seconds", "steps", "tokens")  # of an engine's round, that others are divided by
 ENGINE = (sys.executable, "-m", "sam.vllm.bench.engine")
 STOP_SECONDS = 20.0  # to shut an engine down before it is killed
 LOOK_SECONDS = 0.5  # how often a process is looked after that does not answer
@@ -48,13 +50,23 @@ def kept_rounds(settings: Settings) -> dict[Place, dict[str, dict]]:
     """
     path, its = settings.output / ROUNDS, settings.of_measurement()
     its = {name: value for name, value in its.items() if name not in ("rounds", "output", "resume", "check", "json")}
-    rows = list(json_rows(path, lambda row, _: row, is_growing=True)) if settings.resume and path.exists() else []
+    rows = list(json_rows(path, _round_of, is_growing=True)) if settings.resume and path.exists() else []
     if not rows:
         path.write_text(json.dumps({"settings": its}) + "\n")
-    elif differing := [name for name, value in its.items() if rows[0]["settings"].get(name) != value]:
+    elif differing := [name for name, value in its.items() if rows[0].get("settings", {}).get(name) != value]:
         raise ValueError(f"{path} is of another --{differing[0].replace('_', '-')}: name another --output")
-    places = {(row["round"], row["load"]): row["runs"] for row in rows[1:]}
+    places = {(row["round"], row["load"]): row["runs"] for row in rows[1:] if "settings" not in row}
     return {place: runs for place, runs in places.items() if place[0] <= settings.rounds}
+
+
+def _round_of(row: dict[str, Any], place: str) -> dict[str, Any]:
+    """A row of ROUNDS; ReadError: neither settings nor a round of a load."""
+    with one_line(place, "not what sam bench writes"):
+        figures = [run[name] for run in row.get("runs", {}).values() for name in FIGURES]
+        is_round = all(type(row.get(name)) is int for name in ("round", "load")) and bool(figures)
+        if not isinstance(row.get("settings"), dict) and not (is_round and all(0 < one < math.inf for one in figures)):
+            raise ValueError("expected settings, or a round of a load")
+    return row
 
 
 def prepare(settings: Settings) -> tuple[dict[Place, Batches], list[str]]:

@@ -129,7 +129,9 @@ def read_input(settings: Settings, tokenizer: Path | None) -> tuple[dict[Place, 
         prompts = read_prompts(settings.prompts, tokenizer, None if settings.prompts else needed)
         groups, notes = [Group(prompt) for prompt in prompts], []
     config = json_object(path := settings.model / "config.json")
-    size = {**config, **(config.get("text_config") or {})}.get("vocab_size")  # of models that read pictures too
+    text = config.get("text_config") or {}  # of models that read pictures too
+    expect(isinstance(text, dict), f"{path}, text_config", "a JSON object", text)
+    size = {**config, **text}.get("vocab_size")
     expect(size is None or type(size) is int, f"{path}, vocab_size", "a number", size)
     largest = max(max(tokens) for one in groups for tokens in (one.prompt, *(one.responses or [])))
     if size is not None and largest >= size:

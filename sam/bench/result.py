@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from sam.bench.engines import EngineError, measure_rounds, prepare, vllm_version
+from sam.bench.engines import ROUNDS, EngineError, measure_rounds, prepare, vllm_version
 from sam.bench.settings import STOCK, Settings
 from sam.command import INTERRUPTED, laid_out
+from sam.reading import one_line
 from sam.record import replacing
 
 WORTHWHILE = 1.02  # ratio to stock from which speculation pays; less is not worth a setting
@@ -37,7 +38,8 @@ def measure(settings: Settings) -> tuple[dict[str, Any], int]:
     except EngineError as error:
         print(f"error: {error}", file=sys.stderr)
         code = 2
-    result = result_of(loads, settings, notes)
+    with one_line(str(settings.output / ROUNDS), "not what sam bench writes"):
+        result = result_of(loads, settings, notes)
     if any(loads):
         with replacing(settings.output / "result.json") as partial:
             partial.write_text(json.dumps(result, indent=1) + "\n")

@@ -4,7 +4,11 @@ With Python's standard library alone: scripts/bench_cuda.sh asks before anything
 """
 
 import argparse
+import ast
+import difflib
+import importlib.util
 import itertools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +52,13 @@ class Settings(argparse.Namespace):
                 f"--draft-model {self.draft_model}: it goes with {choice} among --variants, and they with it"
             )
         SpeculationConfig(num_speculative_tokens=self.draft_tokens)
+        known = engine_options()
+        for word in self.engine:
+            if known and re.match("--?[a-zA-Z]", word) and not is_engine_option(word, known):
+                own = [f"--{name.replace('_', '-')}" for name in vars(self)]
+                near = difflib.get_close_matches(word.partition("=")[0], sorted({*known, *own}), 1)
+                meant = f"did you mean {near[0]}?" if near else "leave it out"
+                raise ValueError(f"{word}: neither sam bench nor vLLM's engine knows it: {meant}")
         for name in RESERVED:
             if name in engine_arguments(self.engine):
                 raise ValueError(f"--{name.replace('_', '-')}: the variants set it, leave it out")
@@ -95,6 +106,26 @@ def engine_arguments(words: list[str]) -> dict[str, str]:
             name = flag[2:].partition(".")[0].replace("-", "_")
             found[name] = value if equals else "" if following.startswith("--") else following
     return found
+
+
+def engine_options() -> set[str]:
+    """Flags of vLLM's engine, read off the installed one's source, which takes seconds to import; none without it."""
+    package = importlib.util.find_spec("vllm")
+    folders = (package and package.submodule_search_locations) or []
+    sources = [path for folder in folders if (path := Path(folder) / "engine" / "arg_utils.py").is_file()]
+    nodes = [node for path in sources for node in ast.parse(path.read_text()).body]
+    engine = [node for node in nodes if isinstance(node, ast.ClassDef) and node.name == "EngineArgs"]
+    calls = [one for node in engine for one in ast.walk(node) if isinstance(one, ast.Call)]
+    added = [call for call in calls if getattr(call.func, "attr", None) == "add_argument"]
+    return {word.value for call in added for word in call.args if isinstance(word, ast.Constant)}
+
+
+def is_engine_option(word: str, known: set[str]) -> bool:
+    """Whether argparse takes a word for one of the known flags: also by its beginning, or with a value behind it."""
+    flag = word.partition("=")[0].partition(".")[0].replace("_", "-")
+    if flag.startswith("--"):
+        return any(one.startswith((flag, flag.replace("--no-", "--", 1))) for one in known)
+    return flag.startswith(("-O", *(one for one in known if not one.startswith("--"))))
 
 
 def parser() -> Parser:

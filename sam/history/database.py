@@ -47,7 +47,11 @@ DROP_OLDEST = (
     "DELETE FROM responses WHERE id IN (SELECT id FROM (SELECT id, sum(num_tokens) OVER "
     "(ORDER BY version DESC, id DESC) AS held FROM responses) WHERE held > ?)"
 )
-LENGTHS = "SELECT hex(prompt), version, num_tokens FROM responses WHERE version >= ? AND num_tokens > 0"
+# SQLite keeps whatever a damaged or foreign file has in a column of numbers: text is above any of them.
+LENGTHS = (
+    "SELECT hex(prompt), version, num_tokens FROM responses WHERE version >= ? AND num_tokens > 0 "
+    "AND typeof(version) = 'integer' AND typeof(num_tokens) = 'integer'"
+)
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt")
 
 

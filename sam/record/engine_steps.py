@@ -8,7 +8,7 @@ from typing import Self
 
 import numpy as np
 
-from sam.reading import content_of, npz_arrays, one_line
+from sam.reading import Values, array_of, content_of, expect, npz_arrays, one_line
 from sam.record import replacing
 
 TURNS = 4  # of a conversation that are told apart; the last stands for all later ones
@@ -22,12 +22,14 @@ PER_STEP = {
     **dict.fromkeys(("forward_ms", "verify_ms", "draft_ms"), np.float32),
     "replayed": np.bool_,
 }
-# Number of dimensions and dtype of each field in a file, but for the counters.
-KINDS = {
-    **{name: (1, dtype) for name, dtype in PER_STEP.items()},
-    **dict.fromkeys(HISTOGRAMS, (1, np.int64)),
-    "preemptions": (0, np.int64),
-    **dict.fromkeys(("asynchronous", "has_graphs"), (0, np.bool_)),
+# What each field of a file is, but for the counters.
+COUNTER = Values("a count", "int64", dimensions=0)
+FIELDS = {
+    **{name: Values("a figure of a step", np.dtype(dtype).name) for name, dtype in PER_STEP.items()},
+    "end_s": Values("a time", "float64", least=None),  # on a clock that may begin anywhere
+    **dict.fromkeys(HISTOGRAMS, Values("a count", "int64")),
+    "preemptions": COUNTER,
+    **dict.fromkeys(("asynchronous", "has_graphs"), Values("true or false", "bool", dimensions=0)),
 }
 
 
@@ -39,7 +41,7 @@ def accepted_tokens(emitted: int, verified: int) -> int:
 
 @dataclass(eq=False)
 class EngineSteps:
-    """A replica's engine steps in the rollout of one training step, in order: arrays of the dtypes in KINDS.
+    """A replica's engine steps in the rollout of one training step, in order: arrays of the dtypes in FIELDS.
 
     Columns that are left out are zeros, `end_s` that of steps without pauses; ValueError if their lengths differ.
 
@@ -79,16 +81,17 @@ class EngineSteps:
         steps = max(given.values(), default=0)
         if self.end_s is None and self.step_ms is not None:
             self.end_s = np.cumsum(self.step_ms, dtype=np.float64) / 1e3
-        for name, (dimensions, dtype) in KINDS.items():
-            value = np.zeros(steps, dtype) if getattr(self, name) is None else np.asarray(getattr(self, name), dtype)
-            setattr(self, name, value if dimensions else value.item())
+        for name, field_ in FIELDS.items():
+            value = getattr(self, name)
+            value = np.zeros(steps, field_.dtype) if value is None else np.asarray(value, field_.dtype)
+            setattr(self, name, value if field_.dimensions else value.item())
 
     def __len__(self) -> int:
         return len(self.step_ms)
 
     def to_bytes(self) -> bytes:
         """The contents of a compressed .npz file; counters are arrays named counter_*."""
-        arrays = {name: getattr(self, name) for name in KINDS}
+        arrays = {name: getattr(self, name) for name in FIELDS}
         arrays |= {f"counter_{name}": value for name, value in self.counters.items()}
         buffer = io.BytesIO()
         np.savez_compressed(buffer, **arrays)
@@ -98,9 +101,18 @@ class EngineSteps:
     def from_bytes(cls, content: bytes, place: str = "engine steps") -> Self:
         """Read what `to_bytes` gave; arrays that are no field are left out. ReadErrors begin with `place`."""
         found = npz_arrays(content, place)
+        known = {name: array_of(found[name], f"{place}, {name}", FIELDS[name]) for name in FIELDS if name in found}
+        expect("step_ms" in known and "running" in known, place, "step_ms and running among its arrays", sorted(found))
+        lengths = [len(known.get(name, ())) for name in HISTOGRAMS]
+        fits = lengths[0] == lengths[1] and lengths[2] == lengths[3] and lengths[2] in (0, TURNS)
+        expect(fits, f"{place}, {', '.join(HISTOGRAMS)}", f"two of one length, two of {TURNS} or of none", lengths)
+        counters = {
+            name.removeprefix("counter_"): array_of(found[name], f"{place}, {name}", COUNTER).item()
+            for name in found
+            if name.startswith("counter_")
+        }
         with one_line(place, "not engine steps"):
-            counters = {n.removeprefix("counter_"): int(found[n]) for n in found if n.startswith("counter_")}
-            return cls(**{name: found[name] for name in KINDS.keys() & found.keys()}, counters=counters)
+            return cls(**known, counters=counters)
 
     @staticmethod
     def path(run_directory: Path, step: int) -> Path:

@@ -8,13 +8,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sam.reading import ReadError, content_of, expect, json_rows, npz_arrays, one_line, parquet_rows, token_ids
+from sam.reading import (
+    TOKEN,
+    ReadError,
+    Values,
+    array_of,
+    content_of,
+    expect,
+    json_rows,
+    npz_arrays,
+    one_line,
+    parquet_rows,
+    token_ids,
+)
 from sam.record.tokenizer import Tokenizer
 
 CONFIG_FILE, METRICS_FILE = "config.yaml", "metrics.jsonl"
 Spans = Sequence[Sequence[int]]  # [begin, end) of tokens of a response that the model did not write: tools' outputs
 LARGEST = 1e300  # of a figure, so that sums of figures are finite too
 ARRAYS = ("prompt_tokens", "prompt_offsets", "response_tokens", "response_offsets", "response_prompt")
+NUMBER = Values("a number", "int64")  # of a prompt, an epoch, or a token
 TOKENS = ("prompt_tokens", "response_tokens")  # of a row of this project
 # Of a row of text, in a dump of verl's or in data for fine-tuning; or it has the `messages` of a chat.
 PROMPTS, RESPONSES = ("input", "prompt", "question"), ("output", "response", "answer")
@@ -111,19 +124,22 @@ def _from_arrays(path: Path) -> Recording:
     for name in ARRAYS:
         expect(name in arrays, str(path), f"the arrays {', '.join(ARRAYS)}", sorted(arrays))
     prompts, texts = (_texts(arrays, of, path) for of in ("prompt", "response"))
-    prompt_of, epoch_of = arrays["response_prompt"], arrays.get("response_epoch")
+    prompt_of = array_of(arrays["response_prompt"], f"{path}, response_prompt", NUMBER)
     fits = len(prompt_of) == len(texts) and np.isin(prompt_of, np.arange(len(prompts))).all()
     expect(fits, f"{path}, response_prompt", f"{len(texts)} numbers below {len(prompts)}", prompt_of.tolist())
     its = [np.flatnonzero(prompt_of == number) for number in range(len(prompts))]
-    with one_line(f"{path}, response_epoch", f"expected {len(texts)} numbers"):
-        epochs = None if epoch_of is None else [epoch_of[one].tolist() for one in its]
+    epochs = None
+    if "response_epoch" in arrays:
+        epoch_of = array_of(arrays["response_epoch"], f"{path}, response_epoch", NUMBER)
+        expect(len(epoch_of) == len(texts), f"{path}, response_epoch", f"{len(texts)} numbers", epoch_of.tolist())
+        epochs = [epoch_of[one].tolist() for one in its]
     return Recording(prompts, [[texts[i] for i in one] for one in its], epochs)
 
 
 def _texts(arrays: dict[str, np.ndarray], of: str, path: Path) -> list[np.ndarray]:
     """The texts in `of`_tokens, each from one of `of`_offsets to the next."""
-    tokens = token_ids(arrays[f"{of}_tokens"].tolist(), f"{path}, {of}_tokens")
-    offsets = arrays[f"{of}_offsets"].tolist()
+    tokens = array_of(arrays[f"{of}_tokens"], f"{path}, {of}_tokens", TOKEN)
+    offsets = array_of(arrays[f"{of}_offsets"], f"{path}, {of}_offsets", NUMBER).tolist()
     is_whole = offsets[:1] == [0] and offsets[-1] == len(tokens) and offsets == sorted(offsets)
     expect(
         is_whole, f"{path}, {of}_offsets", f"offsets that rise from 0 to {len(tokens)}, the tokens there are", offsets
@@ -146,8 +162,11 @@ def rows_of(path: Path, encoder: Tokenizer | None) -> Iterator[tuple[np.ndarray,
         return np.array(encoder.encode(text, place) if isinstance(text, str) else encoder.chat(text, place), np.int32)
 
     def read(row: dict, place: str) -> tuple[np.ndarray, np.ndarray, Spans]:
+        if TOKENS[1] in row:
+            return _texts_of(row, place)
         if chat := row.get("messages"):
-            expect(isinstance(chat, list) and len(chat) > 1, f"{place}, messages", "a prompt and a response", chat)
+            is_chat = isinstance(chat, list) and len(chat) > 1 and isinstance(chat[-1], dict)
+            expect(is_chat, f"{place}, messages", "a prompt and a response", chat)
             row = {PROMPTS[0]: chat[:-1], RESPONSES[0]: chat[-1].get("content")}
         prompt = next((row[name] for name in PROMPTS if name in row), "")
         name = next((name for name in RESPONSES if name in row), None)
@@ -165,8 +184,10 @@ def _texts_of(row: dict, place: str) -> tuple[np.ndarray, np.ndarray, Spans]:
         expect(name in row, place, f"a row with {' and '.join(TOKENS)}, or {' or '.join(RESPONSES)}", sorted(row))
     prompt, response = (token_ids(row[name], f"{place}, {name}") for name in TOKENS)
     spans = row.get("given_spans", [])
-    with one_line(f"{place}, given_spans", f"expected pairs of numbers from 0 to {len(response)}"):
-        if not all(0 <= begin < end <= len(response) for begin, end in spans):
+    with one_line(f"{place}, given_spans", f"expected pairs of numbers from 0 to {len(response)}, rising"):
+        edges = [0, *(edge for begin, end in spans for edge in (begin, end)), len(response)]
+        is_whole = all(type(edge) is int for edge in edges) and all(begin < end for begin, end in spans)
+        if not is_whole or edges != sorted(edges):
             raise ValueError(spans)
     return prompt, response, spans
 

@@ -1,12 +1,16 @@
 """A model's tokenizer and chat template: whole texts, whatever truncation or padding its files hold."""
 
 import difflib
+import functools
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sam.reading import expect, one_line
+from sam.reading import ReadError, expect, one_line
+
+TEMPLATE_FILES = ("chat_template.jinja", "tokenizer_config.json")  # the second has it as a key
+PLAIN = [{"role": "user", "content": "zyx 87"}]  # a chat that any template takes, and no user's own
 
 
 class Tokenizer:
@@ -25,6 +29,11 @@ class Tokenizer:
         else:
             from transformers import AutoTokenizer as kind  # takes seconds longer to import
         self.source = source
+        files = [file for name in TEMPLATE_FILES if (file := Path(source) / name).is_file()]
+        self._template_file = files[0] if files else source
+        with one_line(str(self._template_file), "not a chat template"):
+            if files:
+                files[0].read_text(encoding="utf-8")
         with one_line(str(source), "not a tokenizer"):
             self.whole = kind.from_pretrained(source)
 
@@ -44,9 +53,28 @@ class Tokenizer:
     def chat(self, messages: Any, place: str) -> list[int]:
         """Token ids of a chat as the chat template lays it out, up to where the response begins."""
         check_chat(messages, place)
+        plain = self._plain
         with one_line(place, f"the chat template of {self.source} refuses it"):
-            text = self.whole.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+            text = self._laid_out(messages)
+        if text == plain:
+            raise ReadError(f"{self._template_file}: not a chat template (it leaves out what messages say)")
         return self.encode(text, place)
+
+    def _laid_out(self, messages: list[dict[str, Any]]) -> str:
+        return self.whole.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+
+    @functools.cached_property
+    def _plain(self) -> str | None:
+        """PLAIN laid out, None where the template asks for more in its own words; ReadError: it is none."""
+        from jinja2 import TemplateError
+
+        with one_line(str(self._template_file), "not a chat template"):
+            try:
+                return self._laid_out(PLAIN)
+            except TemplateError as error:
+                if type(error) is TemplateError:  # what raise_exception of a template raises; others are of Jinja
+                    return None
+                raise
 
 
 def check_chat(messages: Any, place: str) -> None:

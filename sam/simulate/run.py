@@ -84,6 +84,8 @@ class RecordedRun:
         with one_line(str(self.directory / run_directory.CONFIG_FILE), "not this version's settings"):
             *shape, ranks = (operator.index(settings.get(name) or 1) for name in names)
             slots = operator.index(settings.get("max_num_seqs") or 1024)
+            if slots < 1:
+                raise ValueError(f"rollout.max_num_seqs={slots}: expected a number above 0")
             world = math.prod(operator.index(trainer.get(name) or 1) for name in ("nnodes", "n_gpus_per_node"))
             engines = max(1, world // (ranks * math.prod(shape)))
         if ranks > 1 and engines > 1:

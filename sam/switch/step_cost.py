@@ -12,12 +12,13 @@ from typing import Self
 
 import numpy as np
 
-from sam.reading import json_object, one_line
+from sam.reading import LARGEST_TOKEN, ReadError, Values, array_of, json_object, one_line
 from sam.record import replacing
 from sam.switch.policy import StepState
 
 HOW_TO_MEASURE = "measure it again with sam profile"
 AXES = ("requests", "tokens_per_request", "context")
+MILLISECONDS = Values("milliseconds", "float64", dimensions=3)
 
 MEMORY_STEPS = 128.0  # steps after which a step has lost most of its weight
 # Prior standard deviations, as shares of what the table says: of what all steps share (the cheapest), of a request, of
@@ -76,12 +77,15 @@ class StepCost:
         for name in AXES:
             axis, most = np.asarray(getattr(self, name)), 1 if name == "tokens_per_request" else np.inf
             is_rising = axis.ndim == 1 and axis.dtype.kind in "iu" and axis.size and (np.diff(axis) > 0).all()
-            if not is_rising or not 1 <= axis[0] <= most:
+            if not is_rising or not 1 <= axis[0] <= most or axis[-1] > LARGEST_TOKEN:
                 raise ValueError(
                     f"step cost: {name}={axis.tolist()}: expected rising integers from 1; {HOW_TO_MEASURE}"
                 )
             object.__setattr__(self, name, axis.astype(np.int64))
-        cells = np.asarray(self.milliseconds, dtype=np.float64)
+        try:
+            cells = array_of(np.asarray(self.milliseconds), "milliseconds", MILLISECONDS)
+        except ReadError as error:  # of no file yet
+            raise ValueError(f"step cost: {error}") from error
         if cells.shape != (shape := tuple(len(getattr(self, name)) for name in AXES)):
             raise ValueError(f"step cost: milliseconds of shape {list(cells.shape)}: the axes ask for {list(shape)}")
         slowest = np.maximum.accumulate(np.maximum.accumulate(cells, axis=0), axis=1)

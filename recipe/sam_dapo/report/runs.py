@@ -162,7 +162,7 @@ def drafted_texts(run: Run) -> list[list[tuple[str, str]]]:
         return []
     try:
         with one_line(place := f"{run.directory / CONFIG_FILE}", "no model and number of draft tokens"):
-            model = run.config["actor_rollout_ref"]["model"]["path"]
+            model = str(run.config["actor_rollout_ref"]["model"]["path"])
             budget = np.array([run.config["speculation"]["num_speculative_tokens"]], np.int32)
             drafter = make_drafter("sam", "group", int(budget[0]))
         expect((Path(model) / "tokenizer.json").is_file(), place, "a model's folder with tokenizer.json", model)

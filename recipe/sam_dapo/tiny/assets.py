@@ -19,6 +19,7 @@ from random import Random
 import pandas
 
 from recipe.sam_dapo.record import build_command, build_once
+from recipe.sam_dapo.tiny import shipped
 from recipe.sam_dapo.tiny.model import ModelSettings, build_model
 from recipe.sam_dapo.tiny.task import Problem, TaskSettings, as_row, draw_problems
 from recipe.sam_dapo.tiny.tokenizer import build_tokenizer
@@ -26,7 +27,7 @@ from recipe.sam_dapo.tiny.warm_start import WarmStartSettings, warm_start
 from sam.command import Parser
 
 NAME = "tiny assets"
-SOURCES = ("assets.py", "model.py", "task.py", "tokenizer.py", "warm_start.py")
+SOURCES = ("assets.py", "model.py", "shipped.py", "task.py", "tokenizer.py", "warm_start.py")
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,12 @@ def _build(folder: Path, settings: AssetSettings) -> None:
         pandas.DataFrame(rows).to_parquet(folder / f"{split}.parquet")
     tokenizer = build_tokenizer()
     model = build_model(settings.model, tokenizer, settings.seed)
-    warm_start(model, tokenizer, settings.task, settings.warm_start, validation, settings.seed)
+    wanted = shipped.fingerprint(settings.model, settings.task, settings.warm_start, validation, settings.seed)
+    weights = shipped.shipped_weights(wanted)
+    if weights is None:
+        warm_start(model, tokenizer, settings.task, settings.warm_start, validation, settings.seed)
+    else:
+        model.load_state_dict(weights, strict=False)  # tied weights stand there once
     model.save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
 

@@ -45,6 +45,27 @@ def test_a_resumed_run_says_where_it_goes_on_and_one_with_its_last_checkpoint_is
     assert start("trainer.resume_mode=disable")[0] == 0 and not (resumed / "wandb-resume.json").exists()
 
 
+def test_a_directory_with_a_finished_run_of_another_setting_says_so(start):
+    over = "trainer.total_training_steps=3"
+    start(over)
+    checkpoint(start.directory, 3)
+    listed = "actor_rollout_ref.actor.optim.lr 0.0002 -> 0.001"
+    for words in ((), ("--check",)):
+        code, (said,) = start(over, "actor_rollout_ref.actor.optim.lr=1e-3", *words)
+        assert code == 2
+        assert said.startswith(
+            f"error: run_dir={start.directory} holds a run that finished after step 3, changed: {listed}:"
+        )
+    code, (said,) = start(over, "speculation=off")
+    assert code == 0 and f"{start.directory} holds this run, finished after 3 steps: nothing to do, with other" in said
+    assert "speculation.method sam -> off" in said
+    assert "other settings" not in start(over)[1][0] and start(over, "--check") == (0, [])
+    (start.directory / "state.json").write_text('{"phase": "finished"}')
+    code, said = start(over, "trainer.resume_mode=disable", "actor_rollout_ref.actor.optim.lr=1e-3")
+    assert code == 0 and said[0] == f"{start.directory} held a finished run, which this one replaces"
+    assert listed in said[1]
+
+
 def test_changed_settings_are_refused_or_listed_and_the_old_ones_kept(start):
     start()
     checkpoint(start.directory, 3)

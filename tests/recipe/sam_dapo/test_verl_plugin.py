@@ -1,6 +1,8 @@
 """What two settings make of a config of verl's own; a whole run is in tests/end_to_end/test_verl_script.py."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -48,6 +50,41 @@ def test_replicas_share_text_in_a_log_that_has_room():
     apart = ["+speculation=sam", "trainer.v1.trainer_mode=separate_async", "actor_rollout_ref.rollout.nnodes=1"]
     assert sharing.replicas(ahead) == 4 and sharing.replicas(composed(*apart)) == 8
     assert sharing.replicas(composed(*apart, "actor_rollout_ref.hybrid_engine=false")) == 4
+
+
+START = """
+import hydra
+from recipe.sam_dapo import verl_plugin
+from recipe.sam_dapo.launch.config import verl_configs
+
+@hydra.main(config_path=verl_configs().removeprefix("file://"), config_name="ppo_trainer", version_base=None)
+def main(config):
+    print("Ray starts")
+
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("speculation.polcy=always", "error: speculation.polcy is unknown: did you mean policy?\n"),
+        ("+speculation.polcy=always", "error: speculation.polcy is unknown: did you mean policy?\n"),
+        (
+            "speculation.num_speculative_tokens=99",
+            "error: speculation.num_speculative_tokens=99: expected an integer fr",
+        ),
+        ("speculation.step_cost=/nowhere", "error: /nowhere: no such file; measure it again with sam profile"),
+        ("speculation.policy=always", ""),
+    ],
+)
+def test_a_wrong_key_is_one_line_before_ray_starts(tmp_path, override, said):
+    """In a process that starts as verl's main_ppo does: the plugin, then Hydra, then Ray."""
+    (script := tmp_path / "main.py").write_text(START)
+    words = [*GIVEN, "+speculation=sam", override, f"hydra.run.dir={tmp_path}"]
+    done = subprocess.run([sys.executable, str(script), *words], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == ((2, "") if said else (0, "Ray starts\n"))
+    assert done.stderr.startswith(said) and done.stderr.count("\n") == bool(said), done.stderr
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,15 @@ def test_a_measurement_that_an_engine_ends_keeps_what_is_measured_and_goes_on(be
     assert bench(*words, "--resume") == 0 and notes_of(tmp_path, "sam-k2", "batches") == batches, "no more to do"
     assert bench(*words, "--resume", "--temperature", "0.5") == 2
     assert "rounds.jsonl is of another --temperature: name another --output" in error()[0]
+    rounds = tmp_path / "out" / "rounds.jsonl"
+    settings, first, *_ = map(json.loads, rounds.read_text().splitlines())
+    for wrong, said in (
+        (first | {"round": "1"}, "line 2: not what sam bench writes (expected settings, or a round of a load)"),
+        (first | {"runs": {"stock": {"seconds": float("nan")}}}, "line 2: not what sam bench writes ("),
+        (first | {"runs": {"stock": first["runs"]["stock"]}}, "rounds.jsonl: not what sam bench writes ('sam-k2')"),
+    ):
+        rounds.write_text("\n".join(map(json.dumps, [settings, wrong, first | {"round": 2}, ""])))
+        assert bench(*words, "--resume") == 2 and said in error()[0]
     assert nothing_is_left(tmp_path)
 
 
@@ -148,6 +157,11 @@ def test_bad_input_is_one_line_before_an_engine_starts(bench, tmp_path, capsys, 
         (["--requests", "4", "4"], "--requests 4 4: expected different numbers"),
         (["--draft-tokens", "99"], "num_speculative_tokens=99"),
         (["--requests", "500"], "80 groups, all rounds need 252, so that none comes again: give more, or lower"),
+        (
+            ["--max-modle-len", "5"],
+            "--max-modle-len: neither sam bench nor vLLM's engine knows it: did you mean --max-m",
+        ),
+        (["--rquests", "5", "--check"], "--rquests: neither sam bench nor vLLM's engine knows it: did you mean --requ"),
         (["oops"], "oops: expected an option of sam bench, or one of vLLM's engine"),
         (["--speculative-config={}"], "--speculative-config: the variants set it, leave it out"),
         (["--prompts", prompt], "line 1: it is text, and the model's folder has no tok"),

@@ -63,6 +63,24 @@ def test_text_that_a_tokenizer_refuses_is_one_line(tmp_path, model):
         read_prompts(path, model)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("tokenizer_config.json", b'{"chat_template": "{% if"}', "unexpected 'end of template'"),
+        ("tokenizer_config.json", b'{"chat_template": "{{ lay_out(messages) }}"}', "'lay_out' is undefined"),
+        ("tokenizer_config.json", b"{}", "Cannot use chat template functions because"),
+        ("chat_template.jinja", b"# A model", "it leaves out what messages say"),
+        ("chat_template.jinja", b"PK\xff", "'utf-8' codec can't decode byte 0xff"),
+    ],
+)
+def test_a_chat_template_that_is_none_is_named_as_the_file_that_it_is(tmp_path, model, name, content, said):
+    (path := tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": [{"role": "user", "content": "3"}]}))
+    (model / name).write_bytes(content)
+    with pytest.raises(ReadError) as refused:
+        read_prompts(path, model)
+    assert str(refused.value).startswith(f"{model / name}: not a chat template ({said}")
+
+
 def test_a_large_group_gives_several_and_other_prompts_come_first(tmp_path):
     rows = [([1], [i] * 3) for i in range(5)] + [([2], [7]), ([2], [8]), ([3], [9])]
     lines = [json.dumps({"prompt_tokens": prompt, "response_tokens": response}) + "\n" for prompt, response in rows]

@@ -119,6 +119,8 @@ def test_lengths_are_those_of_the_newest_weights_over_the_files_of_all_machines(
     assert lengths_of(lengths, PROMPT, OTHER, third) == [10, 500, None]
     write(folder, [(PROMPT, 2, range(20))])
     own_file(folder).rename(folder / "another-host.sqlite")
+    with closing(sqlite3.connect(folder / "another-host.sqlite")) as damaged, damaged:
+        damaged.execute("INSERT INTO responses VALUES (NULL, x'00', x'00', 'newest', 'many', x'00')")
     (folder / "broken.sqlite").write_bytes(b"no database" * 999)
     for _ in range(2):  # a step's last response comes late
         write(folder, [(PROMPT, 2, range(80))])

@@ -1,8 +1,12 @@
 """Engine steps on disk and between processes; files replaced whole."""
 
+import io
+import math
+
 import numpy as np
 import pytest
 
+from sam.reading import ReadError
 from sam.record import replacing
 from sam.record.engine_steps import PER_STEP, EngineSteps
 
@@ -19,6 +23,35 @@ def test_what_is_saved_is_loaded(tmp_path):
         kept, found = getattr(steps, name), getattr(loaded, name)
         assert kept.dtype == found.dtype and kept.tolist() == found.tolist(), name
     assert (loaded.preemptions, loaded.counters) == (3, {"draft_errors": 2})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("running", [[3, 2, 1]], "running: expected 1-dimensional integers, got int64 of shape [1, 3]"),
+        ("running", 3, "running: expected 1-dimensional integers, got int64 of shape []"),
+        ("drafted", [1, math.nan, 1], "drafted: expected 1-dimensional integers, got float64 of shape [3]"),
+        ("drafting", ["a", "b", "c"], "drafting: expected 1-dimensional booleans, got <U1 of shape [3]"),
+        ("emitted", [1, 2**40, 1], "emitted[1]: expected a figure of a step, 0 to 2147483647, got 1099511627776"),
+        ("step_ms", [1, 2, math.nan], "step_ms[2]: expected a figure of a step, 0 to 3.4"),
+        ("accepted", [0, 0], "not engine steps (engine steps: columns of lengths"),
+        ("accepted_at", [1, 1], "turn_emitted: expected two of one length, two of 4 or of none, got [1, 2, 4, 4]"),
+        ("preemptions", [1], "preemptions: expected 0-dimensional integers, got int64 of shape [1]"),
+        ("counter_draft_errors", math.nan, "counter_draft_errors: expected 0-dimensional integers, got float64"),
+        ("step_ms", None, "expected step_ms and running among its arrays, got ["),
+    ],
+)
+def test_what_is_no_array_of_a_step_is_one_line(tmp_path, name, value, said):
+    steps = EngineSteps(step_ms=[1, 2, 3], running=[3, 2, 1], drafted_at=[1], accepted_at=[1], turn_steps=[1] * 4,
+                        turn_emitted=[1] * 4, counters={"draft_errors": 0})  # fmt: skip
+    with np.load(io.BytesIO(steps.to_bytes())) as file:
+        arrays = dict(file) | {name: value}
+    (tmp_path / "engine_steps").mkdir()
+    kept = {key: array for key, array in arrays.items() if array is not None}
+    np.savez(path := EngineSteps.path(tmp_path, 1), **kept)
+    with pytest.raises(ReadError) as refused:
+        EngineSteps.load(tmp_path, 1)
+    assert str(path) in str(refused.value) and said in str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):

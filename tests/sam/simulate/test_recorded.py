@@ -95,6 +95,10 @@ def test_a_run_that_cannot_be_simulated_is_named(tmp_path):
     (directory / "engine_steps" / "1.npz").unlink()
     with pytest.raises(ValueError, match="no training step with rollouts/ and engine_steps/ has finished there"):
         RecordedRun.load(directory)
+    write_run(other := tmp_path / "other", steps=1)
+    (other / "config.yaml").write_text("{speculation: {method: sam}, actor_rollout_ref: {rollout: {max_num_seqs: -1}}}")
+    with pytest.raises(ValueError, match="config.yaml: not this version's settings .rollout.max_num_seqs=-1: expected"):
+        RecordedRun.load(other).cluster()
     for content in ("speculation: [", "- a", "speculation: sam"):
         (directory / "config.yaml").write_text(content)
         with pytest.raises(ValueError, match="config.yaml: not the config of a run of sam run"):

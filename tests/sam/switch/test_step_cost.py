@@ -35,6 +35,8 @@ def test_a_file_s_table_is_looked_up_between_and_beyond_its_points(tmp_path):
         (TRUE | {"requests": [], "milliseconds": []}, "expected rising integers from 1"),
         (TRUE | {"milliseconds": CELLS[:, :, :1].tolist()}, r"shape \[2, 2, 1\]: the axes ask for \[2, 2, 2\]"),
         (TRUE | {"milliseconds": CELLS[::-1].tolist()}, "expected positive times that rise with requests and tokens"),
+        (TRUE | {"milliseconds": [[["10"]]]}, "milliseconds: expected 3-dimensional numbers, got <U2 of shape"),
+        (TRUE | {"context": [2**63, 2**63 + 1]}, "context=.*: expected rising integers from 1"),
         ({}, "not a step-cost table"),
         (None, "no such file; measure it again with sam profile"),
     ],

@@ -1,11 +1,15 @@
 """The tiny world: built once, trained the same way every time; solutions are right but for their slips."""
 
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
+from recipe.sam_dapo.tiny import ship, shipped
 from recipe.sam_dapo.tiny.assets import AssetSettings, draw_splits, prepare_assets
 from recipe.sam_dapo.tiny.model import ModelSettings, build_model
 from recipe.sam_dapo.tiny.task import Problem, TaskSettings, score_solution
@@ -40,6 +44,30 @@ def test_training_repeats_exactly_and_learns():
     assert runs[0][0] == runs[1][0]
     assert all(torch.equal(weights, runs[1][1][name]) for name, weights in runs[0][1].items())
     assert runs[0][0][-1] < runs[0][0][0] - 1
+
+
+def test_the_shipped_warm_start_is_that_of_todays_task_and_another_task_trains(tmp_path, monkeypatch):
+    """Where this fails, what the model learns from has changed: python -m recipe.sam_dapo.tiny.ship"""
+    monkeypatch.setattr("recipe.sam_dapo.tiny.assets.warm_start", lambda *arguments: pytest.fail("trains"))
+    prepare_assets(tmp_path / "assets", AssetSettings())
+    made = load_file(tmp_path / "assets" / "model" / "model.safetensors")
+    there = load_file(shipped.FILE)
+    assert made.keys() == there.keys()
+    assert all(torch.equal(made[name], weights) for name, weights in there.items())
+    for other in (AssetSettings(seed=1), AssetSettings(val_rows=65), AssetSettings(task=TaskSettings(max_lines=23))):
+        with pytest.raises(pytest.fail.Exception, match="trains"):
+            prepare_assets(tmp_path / "another", other)
+
+
+@pytest.mark.long
+def test_the_shipped_warm_start_can_be_made_again(tmp_path, monkeypatch):
+    if "avx512f" in Path("/proc/cpuinfo").read_text() or "avx2" not in Path("/proc/cpuinfo").read_text():
+        pytest.skip("made on AVX2 without AVX-512, where sums are added in another order")
+    before = load_file(shipped.FILE)
+    monkeypatch.setattr(shipped, "FILE", tmp_path / "again.safetensors")
+    ship.main()
+    again = load_file(shipped.FILE)
+    assert all(torch.equal(again[name], weights) for name, weights in before.items())
 
 
 def test_batches_predict_responses_only_and_skip_validation():
