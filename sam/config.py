@@ -1,5 +1,6 @@
 """The settings of speculation: every default, once, checked, and translated into vLLM's own arguments."""
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
@@ -118,11 +119,10 @@ class SpeculationConfig:
         for key in ("batch_invariant", "async_scheduling"):
             if values.get(key) is False:  # what YAML makes of off
                 values[key] = "off"
-        corpus = values.get("corpus", ())
-        if corpus is None or isinstance(corpus, list):
-            values["corpus"] = tuple(corpus or ())
-        elif isinstance(corpus, str):
-            values["corpus"] = (corpus,)
+        corpus = values.get("corpus") or ()
+        if isinstance(corpus, str):
+            corpus = (corpus,)
+        values["corpus"] = tuple(corpus) if isinstance(corpus, Iterable) else corpus  # a list of Hydra's is no list
         known = [field.name for field in fields(cls)]
         if unknown := sorted(values.keys() - set(known)):
             raise ValueError(f"speculation.{unknown[0]} is unknown: the keys are {', '.join(known)}")

@@ -162,8 +162,11 @@ def rows_of(path: Path, encoder: Tokenizer | None) -> Iterator[tuple[np.ndarray,
         return np.array(encoder.encode(text, place) if isinstance(text, str) else encoder.chat(text, place), np.int32)
 
     def read(row: dict, place: str) -> tuple[np.ndarray, np.ndarray, Spans]:
+        if TOKENS[1] in row:
+            return _texts_of(row, place)
         if chat := row.get("messages"):
-            expect(isinstance(chat, list) and len(chat) > 1, f"{place}, messages", "a prompt and a response", chat)
+            is_chat = isinstance(chat, list) and len(chat) > 1 and isinstance(chat[-1], dict)
+            expect(is_chat, f"{place}, messages", "a prompt and a response", chat)
             row = {PROMPTS[0]: chat[:-1], RESPONSES[0]: chat[-1].get("content")}
         prompt = next((row[name] for name in PROMPTS if name in row), "")
         name = next((name for name in RESPONSES if name in row), None)

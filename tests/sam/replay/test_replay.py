@@ -121,7 +121,7 @@ TEXT = [7, 1, 2, 3, 20, 21, 22, 5, 2, 3, 30, 31, 32, 1, 2, 3, 40, 41, 42, 6, 2, 
         ("pld-transformers", TEXT, [20, 21, 22]),  # the oldest match of two tokens
         ("pld-vllm", TEXT, [20, 21, 22]),
         ("pld-newest", TEXT, [40, 41, 42]),
-        ("pld-newest", [*TEXT[:13], 9, 5, 2, 3], [30, 31, 32]),  # the longest one before the newest
+        ("pld-newest", [*TEXT[:19], 5, 2, 3], [30, 31, 32]),  # the longest one before the newest
         ("pld-vllm", [*TEXT, 77, 78, 79], []),
         ("pld-newest", [*TEXT, 77, 78, 79], []),
         ("pld-transformers", [4, 1, 9, 4], [1, 9, 4]),  # a match of one token

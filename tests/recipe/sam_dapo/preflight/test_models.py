@@ -83,3 +83,17 @@ def test_a_history_of_another_tokenizer_or_in_a_place_that_cannot_be_written(ass
     for name, said in {"other": "a history of tokenizer of another", "train.parquet": "cannot be written"}.items():
         (problem,) = found(assets / name)
         assert problem.endswith("[history.unusable]") and said in problem
+
+
+def test_a_corpus_that_is_missing_or_of_another_tokenizer_is_one_line(assets):
+    def found(*names):
+        paths = ",".join(str(assets / name) for name in names)
+        return list(settings.corpus(tiny(assets, f"speculation.corpus=[{paths}]")))
+
+    for name, token in (("good", 3), ("other", 10**6)):
+        row = {"prompt_tokens": [1], "response_tokens": [token]}
+        (assets / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
+    assert found() == []
+    for name, said in {"other": "token 1000000, the model knows 0 to", "nowhere": "no such file"}.items():
+        (problem,) = found("good.jsonl", f"{name}.jsonl")
+        assert f"{name}.jsonl: {said}" in problem and problem.endswith("[corpus.unusable]")
