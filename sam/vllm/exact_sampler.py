@@ -116,7 +116,7 @@ class ExactSampler:
         own = getattr(self.runner.sampler.topk_topp_sampler, "apply_top_k_top_p", None)
         if own is None and top_p is not None:
             # Root cause: apply_top_k_top_p_pytorch cuts tokens whose probability is 0 in float32 from rows without a
-            # top-p too, if a neighbour has one. Can go when it leaves rows with 1.0 alone, as vLLM's Triton kernel does.
+            # top-p too, if a neighbour has one. Can go when it leaves these alone, as vLLM's Triton kernel does.
             top_p = torch.where(top_p < 1, top_p, 2.0)
         return (own or apply_top_k_top_p)(processed, top_k, top_p)
 
@@ -170,8 +170,8 @@ class ExactSampler:
         """Of each row, from `values`, float [rows, vocabulary], what its request asks for: tokens by name, or the
         likeliest.
 
-        Root cause: vLLM 0.23's Sampler.forward gives all rows the columns of the named tokens, so that others lose their
-        likeliest ones and get token 0 with -inf. Can go when: vLLM 0.32, whose second runner gives each row its own.
+        Root cause: vLLM 0.23's Sampler.forward gives all rows the columns of named tokens, so that others lose their
+        likeliest ones and get token 0 with -inf. Can go when it gives each row its own, as the second runner does.
         """
         sampler, asked = self.runner.sampler, metadata.logprob_token_ids
         likeliest = sampler.gather_logprobs(values, metadata.max_num_logprobs or 0, tokens)

@@ -35,7 +35,7 @@ PATCHES = {
         "vLLM lets a drafter of the user's have a KV cache."),
     # A request that stops.
     "count_stopped_text": Patch("vllm.v1.core.sched.scheduler.Scheduler",
-        "_update_request_with_output _handle_stopped_request _preempt_request",
+        "_update_request_with_output _handle_stopped_request",
         "tokens of accepted drafts behind a stop are cut off the text and stay counted as computed, by which a session "
         "of streaming input goes on (other tokens follow, over other KV) and a KV connector sends blocks. A session "
         "also takes the output of the step under way for its text (until 0.31), keeps the hash of a block whose last "

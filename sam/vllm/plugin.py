@@ -71,8 +71,8 @@ def _init_device(original, wrapper) -> None:
 
 
 def _get_scheduler_cls(original, scheduler_config):
-    """vLLM's, which counts what stopped requests hold, with the switch where it says how many tokens are drafted, or with
-    the wires of asynchronous scheduling; without a drafter of ours the latter two do nothing."""
+    """vLLM's, which counts what stopped requests hold, with the switch where it says how many tokens are drafted, or
+    with the wires of asynchronous scheduling; without a drafter of ours the latter two do nothing."""
     from vllm.v1.core.sched.output import SchedulerOutput
 
     from sam.vllm import stopped_requests

@@ -1,4 +1,4 @@
-"""Sessions of vLLM's streaming input: requests that stop, often inside accepted drafts, and go on with further input."""
+"""Sessions of vLLM's streaming input: requests that stop, often inside accepted drafts, and go on by further input."""
 
 import copy
 import itertools
