@@ -6,6 +6,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from vllm.v1.sample.logits_processor.builtin import LogitBiasLogitsProcessor, MinTokensLogitsProcessor
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
@@ -112,8 +113,12 @@ class ExactSampler:
             return processed
         top_k, top_p = (x if x is None else rows.repeat(x) for x in (metadata.top_k, metadata.top_p))
         # vllm-ascend's sampler brings its own function: vLLM's Triton kernel is not for that device.
-        constrain = getattr(self.runner.sampler.topk_topp_sampler, "apply_top_k_top_p", apply_top_k_top_p)
-        return constrain(processed, top_k, top_p)
+        own = getattr(self.runner.sampler.topk_topp_sampler, "apply_top_k_top_p", None)
+        if own is None and top_p is not None:
+            # Root cause: apply_top_k_top_p_pytorch cuts tokens whose probability is 0 in float32 from rows without a
+            # top-p too, if a neighbour has one. Can go when it leaves these alone, as vLLM's Triton kernel does.
+            top_p = torch.where(top_p < 1, top_p, 2.0)
+        return (own or apply_top_k_top_p)(processed, top_k, top_p)
 
     def _masked_and_penalised(self, logits, metadata, drafts) -> torch.Tensor:
         """`logits` is changed in place."""
@@ -162,12 +167,27 @@ class ExactSampler:
         return rng_keys, positions
 
     def _logprobs(self, values, tokens, rows: _Rows, metadata) -> LogprobsTensors:
-        """Of each row, from `values`, float [rows, vocabulary]; as in vLLM all get the columns of tokens that a request
-        asks for by name."""
-        if not (asked := metadata.logprob_token_ids):
-            return self.runner.sampler.gather_logprobs(values, metadata.max_num_logprobs, tokens)
+        """Of each row, from `values`, float [rows, vocabulary], what its request asks for: tokens by name, or the
+        likeliest.
+
+        Root cause: vLLM 0.23's Sampler.forward gives all rows the columns of named tokens, so that others lose their
+        likeliest ones and get token 0 with -inf. Can go when it gives each row its own, as the second runner does.
+        """
+        sampler, asked = self.runner.sampler, metadata.logprob_token_ids
+        likeliest = sampler.gather_logprobs(values, metadata.max_num_logprobs or 0, tokens)
+        if not asked:
+            return likeliest
         named = {row: asked[request] for row, request in enumerate(rows.request.tolist()) if request in asked}
-        return self.runner.sampler.gather_specific_token_logprobs(values, named, tokens)
+        chosen = sampler.gather_specific_token_logprobs(values, named, tokens)
+        is_named = sent(np.isin(rows.request, list(asked)), tokens.device)[:, None]
+        width = max(likeliest.logprobs.shape[1], chosen.logprobs.shape[1])
+
+        def each(column: str) -> torch.Tensor:
+            both = getattr(chosen, column), getattr(likeliest, column)
+            return torch.where(is_named, *(pad(one, (0, width - one.shape[1])) for one in both))
+
+        ranks = likeliest.selected_token_ranks
+        return LogprobsTensors(each("logprob_token_ids"), each("logprobs"), ranks)
 
     def _verified(self, tokens, listed, rows: _Rows, width: int, draft_token_ids) -> SamplerOutput:
         device, paths = tokens.device, getattr(self.runner, "sam_paths", None)

@@ -71,11 +71,14 @@ def _init_device(original, wrapper) -> None:
 
 
 def _get_scheduler_cls(original, scheduler_config):
-    """vLLM's, with the switch where it says how many tokens are drafted, or with the wires of asynchronous scheduling;
-    without a drafter of ours both do nothing."""
+    """vLLM's, which counts what stopped requests hold, with the switch where it says how many tokens are drafted, or
+    with the wires of asynchronous scheduling; without a drafter of ours the latter two do nothing."""
     from vllm.v1.core.sched.output import SchedulerOutput
 
+    from sam.vllm import stopped_requests
+
     scheduler_class = original(scheduler_config)
+    stopped_requests.install()
     if hasattr(SchedulerOutput, "num_spec_tokens_to_schedule"):
         from sam.vllm.v2.scheduler import switched
 

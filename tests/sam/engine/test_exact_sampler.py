@@ -40,6 +40,16 @@ def named(row: int) -> dict:
     return {"logprobs": None, "logprob_token_ids": [15, 16, 17][: 1 + row % 3]}
 
 
+def alone(row: int) -> dict:
+    """Every third asks for the log-probabilities of the whole vocabulary, and nobody for anything else."""
+    return {"logprobs": VOCABULARY if row % 3 == 0 else 2}
+
+
+def beside(row: int) -> dict:
+    """The same ones, beside tokens by name and beside a top-p."""
+    return [alone(row), named(row), {"top_p": 0.5}][row % 3]
+
+
 def ask(engine: Engine, sampling):
     """REQUESTS requests of LENGTH tokens, with settings of `sampling`."""
     generator = np.random.default_rng(0)
@@ -53,15 +63,27 @@ def smallest_ratio(result) -> float:
     return min(np.exp(step[token] - max(step.values())) for token, step in steps)
 
 
+def assert_as_asked(result, expected) -> None:
+    """Every request of `beside` has what it asked for, `expected` being what `alone` brings."""
+    for row, (tokens, steps) in enumerate(zip(result.tokens, result.logprobs, strict=True)):
+        if row % 3 == 0:
+            assert steps == expected.logprobs[row] and len(steps[0]) == VOCABULARY
+        if row % 3 == 1:
+            names = named(row)["logprob_token_ids"]
+            assert [set(step) for step in steps] == [{token, *names} for token in tokens]
+
+
 @pytest.mark.parametrize("mode", ["processed_logprobs", "raw_logits"])
 def test_the_same_with_every_constraint_whatever_the_log_probabilities_are_of(model, mode):
-    with Engine(model, logprobs_mode=mode) as engine:
-        off = [ask(engine, sampling) for sampling in (mixed, allowed, named)]
+    arguments = {"logprobs_mode": mode, "max_logprobs": VOCABULARY}
+    with Engine(model, **arguments) as engine:
+        off = [ask(engine, sampling) for sampling in (mixed, allowed, named, beside)]
+        assert_as_asked(off[-1], ask(engine, alone))
         if mode == "processed_logprobs":  # min-p, which vLLM allows without drafts only
             plain, constrained = (smallest_ratio(ask(engine, lambda _, p=p: {"min_p": p})) for p in (0.0, 0.4))
             assert constrained >= 0.4 > plain
-    with Engine(model, "ngram", 16, logprobs_mode=mode) as engine:
-        for sampling, without in zip((mixed, allowed, named), off, strict=True):
+    with Engine(model, "ngram", 16, **arguments) as engine:
+        for sampling, without in zip((mixed, allowed, named, beside), off, strict=True):
             on = ask(engine, sampling)
             assert_same(on, without)
             assert on.accepted > 50
