@@ -53,7 +53,8 @@ class ExactSampler:
         self._masked = None  # the metadata whose mask is right
 
     def __call__(self, logits: torch.Tensor, spec_decode_metadata) -> SamplerOutput:
-        batch, drafts = self.runner.input_batch, spec_decode_metadata
+        batch = self.runner.input_batch
+        drafts = spec_decode_metadata
         # Seeded requests' generators are not used; with them vLLM fails on CPU where a prompt comes in pieces
         # ("CPU Generator does not use offset", gpu_model_runner.py, _bookkeeping_sync).
         batch.generators.clear()
@@ -127,7 +128,8 @@ class ExactSampler:
             return sampler.apply_logits_processors(logits, metadata, False)
         # As if each request had a draft more, so that its last row is one of a draft too: in vLLM's rule for that row
         # `min_tokens` counts the tokens before the step.
-        specs, holder = metadata.spec_token_ids, metadata.thinking_budget_state_holder
+        specs = metadata.spec_token_ids
+        holder = metadata.thinking_budget_state_holder
         if holder is not None and holder.has_tracked_requests():
             texts = [[*output, *draft] for output, draft in zip(metadata.output_token_ids, specs, strict=False)]
             holder.update_state(texts, specs)
@@ -163,7 +165,8 @@ class ExactSampler:
             if key is None:
                 seed = request.sampling_params.seed
                 key = self._rng_keys[request_id] = rng_key(seed, runner.model_config.seed, request_id)
-            rng_keys[row], positions[row] = key, request.num_tokens
+            rng_keys[row] = key
+            positions[row] = request.num_tokens
         return rng_keys, positions
 
     def _logprobs(self, values, tokens, rows: _Rows, metadata) -> LogprobsTensors:
@@ -173,7 +176,8 @@ class ExactSampler:
         Root cause: vLLM 0.23's Sampler.forward gives all rows the columns of named tokens, so that others lose their
         likeliest ones and get token 0 with -inf. Can go when it gives each row its own, as the second runner does.
         """
-        sampler, asked = self.runner.sampler, metadata.logprob_token_ids
+        sampler = self.runner.sampler
+        asked = metadata.logprob_token_ids
         likeliest = sampler.gather_logprobs(values, metadata.max_num_logprobs or 0, tokens)
         if not asked:
             return likeliest
@@ -190,7 +194,8 @@ class ExactSampler:
         return LogprobsTensors(each("logprob_token_ids"), each("logprobs"), ranks)
 
     def _verified(self, tokens, listed, rows: _Rows, width: int, draft_token_ids) -> SamplerOutput:
-        device, paths = tokens.device, getattr(self.runner, "sam_paths", None)
+        device = tokens.device
+        paths = getattr(self.runner, "sam_paths", None)
         place = rows.request * width + rows.offset
         is_draft = rows.offset < rows.counts[rows.request] - 1
         sampled = torch.full((len(rows.counts), width), verify.PLACEHOLDER, dtype=torch.int64, device=device)
