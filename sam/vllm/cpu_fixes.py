@@ -86,12 +86,11 @@ def _pack(layer: torch.nn.Module) -> None:
         layer.cpu_linear = torch.nn.functional.linear
         return
     present = layer.__dict__.setdefault("sam_pack", pack)
-    if present is pack:
-        layer.cpu_linear = lambda x, weight, bias=None: ops.onednn_mm(pack, x, bias)
-    else:  # compiled graphs hold the tensor of its address; `pack` takes the older one's with it
+    if present is not pack:  # compiled graphs hold the tensor of its address; `pack` takes the older one's with it
         older = present.handler_tensor.clone()
         present.handler_tensor.copy_(pack.handler_tensor)
         pack.handler_tensor = older
+    layer.cpu_linear = lambda x, weight, bias=None: ops.onednn_mm(present, x, bias)
 
 
 def _load_and_pack(model: torch.nn.Module, load, *arguments, **keywords):
@@ -99,7 +98,7 @@ def _load_and_pack(model: torch.nn.Module, load, *arguments, **keywords):
         return load(*arguments, **keywords)
     finally:
         for layer in model.modules():
-            if hasattr(layer, "sam_pack"):
+            if hasattr(layer, "sam_pack") and not layer.weight.is_meta:  # as while it is read from disk again
                 _pack(layer)
 
 
