@@ -138,7 +138,7 @@ SAID = {
     ", line 2: expected a JSON object, got [1]": [1],
     ", line 2, response_tokens[1]: expected a token id, 0 to": ROW | {"response_tokens": [1, 2**40]},
     ", line 2, given_spans: expected pairs of numbers from 0 to 2": ROW | {"given_spans": [[1, 3]]},
-    ", line 2: expected a row with prompt_tokens and response_tokens, or input and output": {"prompt": [1]},
+    ", line 2: expected a row with prompt_tokens and response_tokens, or output or response or answer": {"prompt": [1]},
     " holds text: name its tokenizer with --tokenizer": {"input": "a", "output": "b"},
     ", response_prompt: expected 3 numbers below 2, got [0, 0, 2]": packed(response_prompt=[0, 0, 2]),
     ", response_prompt: expected 3 numbers below 2, got [0, 0]": packed(response_prompt=[0, 0]),
