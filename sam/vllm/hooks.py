@@ -136,8 +136,12 @@ def schedule_wanted_drafts(scheduler_class) -> None:
         return outputs
 
     def update_after_schedule(original, self, scheduler_output):
+        follows = getattr(self, "_sam_follows", False)
+        # From vLLM 0.24 on the next step's placeholders are as many as this says.
+        if follows and hasattr(scheduler_output, "num_spec_tokens_to_schedule"):
+            scheduler_output.num_spec_tokens_to_schedule = len(self._spec_token_placeholders)
         original(self, scheduler_output)
-        if scheduler_output.has_structured_output_requests and getattr(self, "_sam_follows", False):
+        if scheduler_output.has_structured_output_requests and follows:
             for request_id in scheduler_output.num_scheduled_tokens:
                 if (request := self.requests[request_id]).use_structured_output:
                     request.spec_token_ids = []

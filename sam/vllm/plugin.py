@@ -7,13 +7,11 @@ from typing import Any
 
 from sam.config import WITH_DRAFT_MODEL, SpeculationConfig
 from sam.log import show_warnings
-from sam.vllm import patches, ranks
+from sam.vllm import doors, patches, ranks
 from sam.vllm.v2 import engine as second_runner
 
 logger = logging.getLogger(__name__)
 
-FIRST_RUNNERS = "0.23"  # whose first model runner alone is known; of later ones both
-VERSIONS = (FIRST_RUNNERS, "0.32", "0.33")  # of vLLM
 # vLLM's names of drafters after whose steps one without drafts may follow.
 MAY_PAUSE = ("custom_class", "ngram", "ngram_gpu", "suffix", "draft_model", "eagle3")
 # Within the names of drafters' classes.
@@ -26,27 +24,24 @@ def register() -> None:
     """Open the doors through which engines with a `speculation` come; any number of times.
 
     Nothing of vLLM's model runners is imported here: what vLLM's CPU worker replaces has to be replaced before them. An
-    engine for which no speculation is configured is left as it is, and so is any vLLM but VERSIONS.
+    engine for which no speculation is configured is left as it is, and so is a vLLM without the doors.
     """
-    from vllm import __version__
-
     show_warnings("sam")
-    if ".".join(__version__.split(".")[:2]) not in VERSIONS:
-        _say_unknown(__version__)
+    if closed := doors.problem("plugin"):
+        _say_closed(closed)
         return
     from vllm.config import SchedulerConfig
     from vllm.v1.worker.worker_base import WorkerWrapperBase
 
     patches.wrap(WorkerWrapperBase, "init_device", "find_speculation", _init_device)
     patches.wrap(SchedulerConfig, "get_scheduler_cls", "find_scheduler", _get_scheduler_cls)
-    if not __version__.startswith(FIRST_RUNNERS):
+    if not doors.missing("second"):
         second_runner.take_all_sampling()
 
 
 @functools.cache  # vLLM loads its plugins again and again
-def _say_unknown(version: str) -> None:
-    what = f"vLLM {version}: the plugin sam knows {', '.join(VERSIONS)}, and does nothing here"
-    logger.warning("%s: install one of these, or keep it out with VLLM_PLUGINS=", what)
+def _say_closed(problem: str) -> None:
+    logger.warning("%s; the plugin sam does nothing here, and VLLM_PLUGINS= keeps it out", problem)
 
 
 def _init_device(original, wrapper) -> None:
@@ -58,6 +53,7 @@ def _init_device(original, wrapper) -> None:
     check_recurrent_state(vllm_config.model_config, getattr(vllm_config.speculative_config, "method", None))
     if second_runner.is_second_runner(vllm_config):
         return second_runner.init_device(original, wrapper, config)
+    doors.check("first")
     _open_doors(vllm_config, config)
     original(wrapper)
     runner = wrapper.worker.model_runner
@@ -76,15 +72,15 @@ def _get_scheduler_cls(original, scheduler_config):
     from vllm.v1.core.sched.output import SchedulerOutput
 
     scheduler_class = original(scheduler_config)
-    if hasattr(SchedulerOutput, "num_spec_tokens_to_schedule"):
-        from sam.vllm.v2.scheduler import switched
-
-        return switched(scheduler_class)
     if scheduler_config.async_scheduling:
         from sam.vllm import hooks
 
         hooks.schedule_wanted_drafts(scheduler_class)
         hooks.discard_stale_drafts(scheduler_class)
+    if hasattr(SchedulerOutput, "num_spec_tokens_to_schedule"):
+        from sam.vllm.v2.scheduler import switched
+
+        return switched(scheduler_class)
     return scheduler_class
 
 
@@ -115,6 +111,7 @@ def _open_doors(vllm_config, config: SpeculationConfig) -> None:
 
         open_doors()
     if current_platform.is_cpu():
+        doors.check("cpu")
         from sam.vllm import cpu_fixes
 
         cpu_fixes.open_doors()

@@ -19,7 +19,8 @@ BUILD = "use the script in scripts/, which has an environment for each device"
 MACHINE = (
     ("cpu cuda npu", "Python", "3.11.* 3.12.*", PINS),
     ("cpu cuda npu", "verl", "0.9.1", PINS),
-    ("cpu cuda npu", "vllm", "0.23.0", PINS),
+    ("cpu cuda", "vllm", "0.24.0", PINS),
+    ("npu", "vllm", "0.23.0", PINS),
     ("cpu cuda", "torch", "2.11.0", PINS),
     ("npu", "torch", "2.10.0", PINS),
     ("npu", "torch-npu", "2.10.0.post4", PINS),

@@ -148,7 +148,7 @@ def test_without_a_config_it_says_what_the_environment_has(capsys, monkeypatch):
     assert doctor.main([]) == 0
     first, *lines = capsys.readouterr().out.splitlines()
     assert first.startswith("device cpu; commit ") and f"; ray {installed('ray')}; " in first and len(lines) <= 20
-    assert {"vllm: 0.23.0", "plugin sam: installed", "VLLM_USE_V2_MODEL_RUNNER: not set"} <= {*lines}
+    assert {"vllm: 0.24.0", "plugin sam: installed", "VLLM_USE_V2_MODEL_RUNNER: not set"} <= {*lines}
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
     assert doctor.main([]) == 2
     assert "\nerror: VLLM_USE_V2_MODEL_RUNNER=1: expected 0: " in capsys.readouterr().out
