@@ -160,20 +160,23 @@ def _say_untested(version: str) -> None:
         logger.warning("vLLM %s: not tested with this project; all that it needs of vLLM is there", version)
 
 
-def describe() -> list[tuple[str, str]]:
-    """Of each group of doors its name and what vLLM has of it, in words."""
-    described = []
+def describe() -> dict[str, str]:
+    """Of each group of doors what vLLM has of it, in words."""
+    described = {}
     for group, doors in DOORS.items():
         gone = missing(group)
         there = f"{len(doors) - len(gone)} of {len(doors)}"
-        described.append((f"vLLM's doors, {group}", f"{there}; no {gone[0]}" if gone else there))
+        described[group] = f"{there}, no {gone[0]}" if gone else there
     return described
+
+
+def is_installed() -> bool:
+    return importlib.util.find_spec("vllm") is not None
 
 
 def _folder() -> Path:
     """Where the installed vLLM lies, without importing it."""
-    spec = importlib.util.find_spec("vllm")
-    return Path(spec.submodule_search_locations[0])
+    return Path(importlib.util.find_spec("vllm").submodule_search_locations[0])
 
 
 class _Source:

@@ -87,7 +87,7 @@ def _get_scheduler_cls(original, scheduler_config):
 def check_runner(runner) -> None:
     """Raise ValueError for a model runner that samples elsewhere, before it loads a model.
 
-    Root cause: vLLM 0.23 runs dense Llama, Mistral and Qwen3 models on CUDA with vllm/v1/worker/gpu, unless a feature
+    Root cause: vLLM runs dense Llama, Mistral and Qwen3 models on CUDA with vllm/v1/worker/gpu, unless a feature
     that it lacks is asked for. Symptom: tokens come from vLLM's own sampler, so that on and off differ.
     """
     if not hasattr(runner, "_sample"):
@@ -145,15 +145,15 @@ def check_lossless(vllm_config) -> None:
 def check_recurrent_state(model_config, method: str | None) -> None:
     """Refuse drafts for a model whose layers keep a state of the whole text, by vLLM's name of the drafter.
 
-    Root cause: the step after one with drafts has to begin with the state behind the last accepted token. vLLM 0.23's
-    builders (gdn_attn.py, mamba_attn.py) find it only where that step has drafts too; linear_attn.py and
+    Root cause: the step after one with drafts has to begin with the state behind the last accepted token. The builders
+    of vLLM 0.23 and 0.24 (gdn_attn.py, mamba_attn.py) find it only where that step has drafts too; linear_attn.py and
     short_conv_attn.py do not know drafts at all. Symptom: other text, with an acceptance that looks well. vLLM's own
     MTP heads draft in every step. Can go with https://github.com/vllm-project/vllm/pull/56531, in 0.32.
     """
     if method in MAY_PAUSE and (model_config.is_hybrid or model_config.is_attention_free):
         raise ValueError(
             f"speculative_config: no drafts for {model_config.hf_text_config.model_type}, a model with recurrent "
-            "layers, whose state vLLM 0.23 loses behind accepted ones, so that the text changes: set speculation=off, "
+            "layers, whose state vLLM loses behind accepted ones, so that the text changes: set speculation=off, "
             "or leave speculative_config out"
         )
 

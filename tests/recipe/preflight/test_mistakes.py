@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from sam.vllm import doors
 from sam_recipe import preflight
 from sam_recipe.launch.config import CONFIGS, ConfigError
 from sam_recipe.launch.versions import installed
@@ -149,6 +150,13 @@ def test_without_a_config_it_says_what_the_environment_has(capsys, monkeypatch):
     first, *lines = capsys.readouterr().out.splitlines()
     assert first.startswith("device cpu; commit ") and f"; ray {installed('ray')}; " in first and len(lines) <= 20
     assert {"vllm: 0.24.0", "plugin sam: installed", "VLLM_USE_V2_MODEL_RUNNER: not set"} <= {*lines}
+    first, second = (len(doors.DOORS[group]) for group in ("first", "second"))
+    assert f"vLLM's doors, first: {first} of {first}" in lines
+    assert any(line.startswith("vLLM's doors, second: ") and line.count(f" of {second}") for line in lines)
+    monkeypatch.setattr(doors, "missing", lambda group: ["file.py gone()"] if group == "first" else [])
+    assert doctor.main([]) == 2
+    assert "\nerror: this vLLM has no file.py gone(), which speculation needs: install " in capsys.readouterr().out
+    monkeypatch.undo()
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
     assert doctor.main([]) == 2
     assert "\nerror: VLLM_USE_V2_MODEL_RUNNER=1: expected 0: " in capsys.readouterr().out
