@@ -1,6 +1,7 @@
 """What of vLLM this project needs, and what is said of a vLLM that lacks some of it or that nobody has tested."""
 
 import importlib.util
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -88,3 +89,9 @@ def test_a_vllm_that_nobody_has_tested_works_and_says_so_once(monkeypatch, caplo
     for _ in range(2):
         doors.check("plugin", "first")
     assert caplog.text.count("vLLM 0.99.1: not tested with this project; all that it needs of vLLM is there") == 1
+
+
+def test_the_tested_versions_are_those_of_the_table():
+    page = (Path(__file__).resolve().parents[3] / "docs" / "compatibility.md").read_text()
+    passed = re.findall(r"^\| (\d+\.\d+)\.\d+ \|[^|]+\|[^|]+\| \w+ \| \d+ of \d+ \|", page, re.MULTILINE)
+    assert passed and tuple(dict.fromkeys(passed)) == doors.TESTED
