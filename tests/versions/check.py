@@ -4,6 +4,7 @@
 length, by stop tokens and by stop strings, some aborted, some preempted.
 """
 
+import functools
 import json
 import os
 import sys
@@ -44,6 +45,20 @@ def _prepare_first(monkeypatch) -> None:
 
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
     async_cpu.install(monkeypatch)
+    register_kernels_once(monkeypatch)
+
+
+def register_kernels_once(monkeypatch) -> None:
+    """Where vLLM's CPU platform replaces kernels for each engine, from 0.31 on, do so for the first of this process.
+
+    Root cause: vllm/triton_utils/dispatcher.py asks all that any module holds for `vars(value).get`, and llvmlite's
+    `lib` has any attribute, `__dict__` too. Symptom: AttributeError at the start of an engine after numba is imported.
+    """
+    from vllm.platforms.cpu import CpuPlatform
+
+    name = "register_triton_kernel_overrides"
+    if hasattr(CpuPlatform, name):
+        monkeypatch.setattr(CpuPlatform, name, functools.cache(getattr(CpuPlatform, name)))
 
 
 def _is_greedy(row: int) -> bool:
