@@ -58,7 +58,7 @@ def register_kernels_once(monkeypatch) -> None:
 
     name = "register_triton_kernel_overrides"
     if hasattr(CpuPlatform, name):
-        monkeypatch.setattr(CpuPlatform, name, functools.cache(getattr(CpuPlatform, name)))
+        monkeypatch.setattr(CpuPlatform, name, staticmethod(functools.cache(getattr(CpuPlatform, name))))
 
 
 def _is_greedy(row: int) -> bool:

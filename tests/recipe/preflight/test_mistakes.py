@@ -46,6 +46,7 @@ OVERRIDES = [
 SPOILT = [
     ("1 of 2 shards of model", lambda node: (node.folder / "model" / SHARD).unlink()),
     ("vllm=0.24.0: expected 0.23.0", lambda node: node.versions.update(vllm="0.24.0")),
+    ("vllm=0.22.1: expected 0.2[3-9].* or", lambda node: node.versions.update(vllm="0.22.1"), *CUDA),
     ("CANN=8.3.RC1: expected 9.*", lambda node: (node.folder / CANN).write_text("version=8.3.RC1\n")),
     ("CANN=None: expected 9.*: install it", lambda node: node.env("ASCEND_HOME_PATH", "/nowhere")),
     ("[ascend.patches]", lambda node: node.set(Patches, "state", "published")),
