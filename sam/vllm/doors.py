@@ -13,7 +13,7 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
-TESTED = ("0.23", "0.24")  # versions that have passed `bash scripts/test.sh --versions`: docs/compatibility.md
+TESTED = ("0.23", "0.24", "0.26")  # versions that have passed `bash scripts/test.sh --versions`: docs/compatibility.md
 RUNNER = "v1/worker/gpu_model_runner.py GPUModelRunner"
 BATCH = "v1/worker/gpu_input_batch.py InputBatch"
 SCHEDULER = "v1/core/sched/scheduler.py Scheduler"
