@@ -3,13 +3,14 @@
 #   fast       what to run while working: a minute, no engine, nothing is downloaded
 #   --ascend   the tests of vllm-ascend on a simulated NPU, in an environment of their own
 #   --v2       the tests of vLLM's second model runner on a CPU, in an environment of their own
+#   --versions every vLLM from 0.23 on, one after the other, or those that are named: some three minutes each
 #   --nodes    the tests of two nodes, made of this machine's namespaces: eight minutes, needs root
 # Further arguments go to one pytest: bash scripts/test.sh tests/sam -k automaton
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 help_if_asked "$@"
 case "${1:-}" in
-    "" | fast | --ascend | --v2 | --nodes | -[a-zA-Z]* | --assert* | --[b-z]*) ;; # the last three are pytest's
-    *) [ -e "${1%%::*}" ] || fail "$1: expected fast, --ascend, --v2, --nodes, or a file of tests and what else pytest takes" ;;
+    "" | fast | --ascend | --v2 | --versions | --nodes | -[a-zA-Z]* | --assert* | --[b-z]*) ;; # the last three are pytest's
+    *) [ -e "${1%%::*}" ] || fail "$1: expected fast, --ascend, --v2, --versions, --nodes, or a file of tests and what else pytest takes" ;;
 esac
 
 # Two pytests at once, with the arguments before and after `--`; the second one's output is shown after the first's.
@@ -38,6 +39,12 @@ case "${1:-}" in
     [ $# -eq 0 ] || exec python -m pytest "$@"
     side_by_side "$folder/test_engine.py" --durations=20 -- "$folder" --ignore "$folder/test_engine.py" --durations=20
     exit
+    ;;
+--versions)
+    shift
+    set_up_environment cpu smollm2 dev
+    export TORCHDYNAMO_DISABLE=1 OMP_NUM_THREADS=1
+    exec python -m tests.versions "$@"
     ;;
 --nodes)
     shift

@@ -31,7 +31,7 @@ STOP_SECONDS = 20.0  # to shut an engine down before it is killed
 LOOK_SECONDS = 0.5  # how often a process is looked after that does not answer
 # No looking for anything on a network.
 OFFLINE = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-# vLLM 0.23 runs dense Qwen3 on CUDA with its second model runner, whose sampler sam.vllm does not replace.
+# vLLM runs dense Qwen3 on CUDA with its second model runner, whose sampler sam.vllm does not replace.
 OURS = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 MEMORY = "VLLM_CPU_KVCACHE_SPACE"
 MEMORY_ARGUMENTS = {"gpu_memory_utilization", "kv_cache_memory_bytes"}

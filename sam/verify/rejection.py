@@ -1,4 +1,4 @@
-"""Rejection sampling (Leviathan et al., arXiv 2211.17192), with the signatures of vLLM 0.23."""
+"""Rejection sampling (Leviathan et al., arXiv 2211.17192), with the signatures of vLLM 0.23 and 0.24."""
 
 import numpy as np
 import torch

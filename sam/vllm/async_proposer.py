@@ -1,4 +1,4 @@
-"""SamProposer under asynchronous scheduling; alone, through the door that vLLM 0.23 keeps for its drafter `ngram_gpu`.
+"""SamProposer under asynchronous scheduling; alone, through the door that vLLM keeps for its drafter `ngram_gpu`.
 
 vLLM schedules step n + 1 before it knows the tokens of step n, with placeholders for drafts. Here the host decides:
 

@@ -1,4 +1,4 @@
-"""Repairs of vLLM 0.23.0's CPU backend that training needs: by sam.vllm.plugin, where speculation is configured.
+"""Repairs of vLLM's CPU backend that training needs: by sam.vllm.plugin, where speculation is configured.
 
 The largest is of linear layers: weights that a weight sync can load, rows that do not depend on the batch.
 Root cause: `dispatch_cpu_unquantized_gemm` in vllm/model_executor/layers/utils.py packs the weight for oneDNN's kernel

@@ -84,9 +84,9 @@ class ExactSampler:
     def _mask(self, mask: torch.Tensor) -> None:
         """Forbid each request, bool [requests, vocabulary], what is not in its `allowed_token_ids`.
 
-        Root cause: where a request has moved to another row, vLLM 0.23 leaves its mask behind, for whoever comes there
-        next, and of two that change places one gets the other's and the other keeps it (gpu_input_batch.py, `condense`
-        and `swap_states`). Can go when: vLLM 0.32, which mends both.
+        Root cause: where a request has moved to another row, vLLM before 0.32 leaves its mask behind, for whoever comes
+        there next, and of two that change places one gets the other's and the other keeps it (gpu_input_batch.py,
+        `condense` and `swap_states`). Can go when: vLLM 0.32, which mends both.
         """
         forbidden = np.zeros(mask.shape, dtype=bool)
         for row, request_id in enumerate(hooks.requests_of_rows(self.runner)):

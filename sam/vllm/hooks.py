@@ -1,4 +1,4 @@
-"""The wires between vLLM 0.23 and drafters: what they change of its model runner, and of its asynchronous scheduler."""
+"""The wires between vLLM's first model runner and drafters: what they change of it, and of its scheduler."""
 
 import functools
 import threading
@@ -7,6 +7,7 @@ from dataclasses import replace
 from sam import verify
 from sam.vllm import patches
 
+DISCARDED = "async_tokens_to_discard"  # attribute of a request, until vLLM 0.26: outputs under way that count no more
 PLACEHOLDERS = "sam_placeholders"  # attribute of a step's output: drafts for which the scheduler is to leave room
 
 
@@ -96,8 +97,8 @@ def give_own_counts(runner) -> None:
 def fill_last_placeholder(runner) -> None:
     """Put the tokens that the step before sampled into the requests' outputs, as penalties need it.
 
-    Root cause: InputBatch.update_async_output_token_ids (vLLM 0.23) does so only while a request with penalties is in
-    the batch. It takes all placeholders at an output's end for the last step's, and cuts off those beyond its tokens.
+    Root cause: InputBatch.update_async_output_token_ids does so only while a request with penalties is in the batch. It
+    takes all placeholders at an output's end for the last step's, and cuts off those beyond its tokens.
     Symptom: when such a request joins, all others forget how many tokens they have, and exact verification draws their
     next ones as if at an earlier position. Can go when vLLM fills the last ones.
     """
@@ -136,8 +137,12 @@ def schedule_wanted_drafts(scheduler_class) -> None:
         return outputs
 
     def update_after_schedule(original, self, scheduler_output):
+        follows = getattr(self, "_sam_follows", False)
+        # From vLLM 0.24 on the next step's placeholders are as many as this says.
+        if follows and hasattr(scheduler_output, "num_spec_tokens_to_schedule"):
+            scheduler_output.num_spec_tokens_to_schedule = len(self._spec_token_placeholders)
         original(self, scheduler_output)
-        if scheduler_output.has_structured_output_requests and getattr(self, "_sam_follows", False):
+        if scheduler_output.has_structured_output_requests and follows:
             for request_id in scheduler_output.num_scheduled_tokens:
                 if (request := self.requests[request_id]).use_structured_output:
                     request.spec_token_ids = []
@@ -152,7 +157,7 @@ def discard_stale_drafts(scheduler_class) -> None:
     def update_from_output(original, self, scheduler_output, model_runner_output):
         drafts = scheduler_output.scheduled_spec_decode_tokens
         for request_id in list(drafts) if getattr(self, "_sam_follows", False) else ():
-            if (request := self.requests.get(request_id)) is not None and request.async_tokens_to_discard:
+            if getattr(self.requests.get(request_id), DISCARDED, 0):
                 del drafts[request_id]
         return original(self, scheduler_output, model_runner_output)
 
@@ -160,7 +165,8 @@ def discard_stale_drafts(scheduler_class) -> None:
         result = original(self, *arguments, **keywords)
         if getattr(self, "_sam_follows", False) and self.pp_size == 1:
             for request in self.requests.values():
-                request.async_tokens_to_discard = min(request.async_tokens_to_discard, 1)
+                if getattr(request, DISCARDED, 0):
+                    setattr(request, DISCARDED, 1)
         return result
 
     patches.wrap(scheduler_class, "update_from_output", "discard_stale_drafts", update_from_output)

@@ -1,4 +1,4 @@
-"""Everything of vLLM and vllm-ascend, 0.23 unless said, that this project replaces, why, and when it can go.
+"""Everything of vLLM (0.23 and later, unless said) and vllm-ascend that this project replaces, why, and when it can go.
 
 `PATCHES` is the whole list: `wrap` and `put` (sam/patching.py) replace nothing that does not stand in it, and nothing
 else replaces anything (tests/test_layers.py). An engine for which no `speculation` is configured keeps vLLM's own but
@@ -66,11 +66,12 @@ PATCHES = register({
         "every step has placeholders for a whole draft of every request: where nothing is drafted, they take token "
         "budget and KV cache. Requests with structured outputs get none, since the scheduler's bitmask has a line for "
         "every placeholder, also for those that the worker trims.",
-        "`SchedulerOutput.num_spec_tokens_to_schedule` is there (later vLLM)."),
+        "the drafter is asked; from 0.24 on a table of the scheduler's says how many (num_spec_tokens_to_schedule)."),
     "discard_stale_drafts": Patch("AsyncScheduler", "update_from_output reset_prefix_cache",
-        "reset_prefix_cache(reset_running_requests=True) discards as many outputs of a request as it has placeholders, "
-        "but with speculation one output has several; and that output's rejected drafts still come off the counts of "
-        "the resumed request: `assert num_output_placeholders >= 0`, or lost tokens.", "vLLM counts outputs there."),
+        "until 0.26 reset_prefix_cache(reset_running_requests=True) discards as many outputs of a request as it has "
+        "placeholders, but with speculation one output has several; and that output's rejected drafts still come off "
+        "the counts of the resumed request: `assert num_output_placeholders >= 0`, or lost tokens.",
+        "vLLM counts outputs there."),
     "skip_ngram_gpu_tensors": Patch("vllm.v1.worker.gpu_model_runner", "update_ngram_gpu_tensors_incremental",
         "texts and lengths are copied to the device for NgramProposerGPU's kernel; ours reads them on the host.",
         "asynchronous scheduling takes a drafter of the user's."),

@@ -7,13 +7,11 @@ from typing import Any
 
 from sam.config import WITH_DRAFT_MODEL, SpeculationConfig
 from sam.log import show_warnings
-from sam.vllm import patches, ranks
+from sam.vllm import doors, patches, ranks
 from sam.vllm.v2 import engine as second_runner
 
 logger = logging.getLogger(__name__)
 
-FIRST_RUNNERS = "0.23"  # whose first model runner alone is known; of later ones both
-VERSIONS = (FIRST_RUNNERS, "0.32", "0.33")  # of vLLM
 # vLLM's names of drafters after whose steps one without drafts may follow.
 MAY_PAUSE = ("custom_class", "ngram", "ngram_gpu", "suffix", "draft_model", "eagle3")
 # Within the names of drafters' classes.
@@ -26,27 +24,24 @@ def register() -> None:
     """Open the doors through which engines with a `speculation` come; any number of times.
 
     Nothing of vLLM's model runners is imported here: what vLLM's CPU worker replaces has to be replaced before them. An
-    engine for which no speculation is configured is left as it is, and so is any vLLM but VERSIONS.
+    engine for which no speculation is configured is left as it is, and so is a vLLM without the doors.
     """
-    from vllm import __version__
-
     show_warnings("sam")
-    if ".".join(__version__.split(".")[:2]) not in VERSIONS:
-        _say_unknown(__version__)
+    if closed := doors.problem("plugin"):
+        _say_closed(closed)
         return
     from vllm.config import SchedulerConfig
     from vllm.v1.worker.worker_base import WorkerWrapperBase
 
     patches.wrap(WorkerWrapperBase, "init_device", "find_speculation", _init_device)
     patches.wrap(SchedulerConfig, "get_scheduler_cls", "find_scheduler", _get_scheduler_cls)
-    if not __version__.startswith(FIRST_RUNNERS):
+    if not doors.missing("second"):
         second_runner.take_all_sampling()
 
 
 @functools.cache  # vLLM loads its plugins again and again
-def _say_unknown(version: str) -> None:
-    what = f"vLLM {version}: the plugin sam knows {', '.join(VERSIONS)}, and does nothing here"
-    logger.warning("%s: install one of these, or keep it out with VLLM_PLUGINS=", what)
+def _say_closed(problem: str) -> None:
+    logger.warning("%s; the plugin sam does nothing here, and VLLM_PLUGINS= keeps it out", problem)
 
 
 def _init_device(original, wrapper) -> None:
@@ -58,6 +53,7 @@ def _init_device(original, wrapper) -> None:
     check_recurrent_state(vllm_config.model_config, getattr(vllm_config.speculative_config, "method", None))
     if second_runner.is_second_runner(vllm_config):
         return second_runner.init_device(original, wrapper, config)
+    doors.check("first")
     _open_doors(vllm_config, config)
     original(wrapper)
     runner = wrapper.worker.model_runner
@@ -79,22 +75,22 @@ def _get_scheduler_cls(original, scheduler_config):
 
     scheduler_class = original(scheduler_config)
     stopped_requests.install()
-    if hasattr(SchedulerOutput, "num_spec_tokens_to_schedule"):
-        from sam.vllm.v2.scheduler import switched
-
-        return switched(scheduler_class)
     if scheduler_config.async_scheduling:
         from sam.vllm import hooks
 
         hooks.schedule_wanted_drafts(scheduler_class)
         hooks.discard_stale_drafts(scheduler_class)
+    if hasattr(SchedulerOutput, "num_spec_tokens_to_schedule"):
+        from sam.vllm.v2.scheduler import switched
+
+        return switched(scheduler_class)
     return scheduler_class
 
 
 def check_runner(runner) -> None:
     """Raise ValueError for a model runner that samples elsewhere, before it loads a model.
 
-    Root cause: vLLM 0.23 runs dense Llama, Mistral and Qwen3 models on CUDA with vllm/v1/worker/gpu, unless a feature
+    Root cause: vLLM runs dense Llama, Mistral and Qwen3 models on CUDA with vllm/v1/worker/gpu, unless a feature
     that it lacks is asked for. Symptom: tokens come from vLLM's own sampler, so that on and off differ.
     """
     if not hasattr(runner, "_sample"):
@@ -118,6 +114,7 @@ def _open_doors(vllm_config, config: SpeculationConfig) -> None:
 
         open_doors()
     if current_platform.is_cpu():
+        doors.check("cpu")
         from sam.vllm import cpu_fixes
 
         cpu_fixes.open_doors()
@@ -151,15 +148,15 @@ def check_lossless(vllm_config) -> None:
 def check_recurrent_state(model_config, method: str | None) -> None:
     """Refuse drafts for a model whose layers keep a state of the whole text, by vLLM's name of the drafter.
 
-    Root cause: the step after one with drafts has to begin with the state behind the last accepted token. vLLM 0.23's
-    builders (gdn_attn.py, mamba_attn.py) find it only where that step has drafts too; linear_attn.py and
+    Root cause: the step after one with drafts has to begin with the state behind the last accepted token. The builders
+    of vLLM 0.23 and 0.24 (gdn_attn.py, mamba_attn.py) find it only where that step has drafts too; linear_attn.py and
     short_conv_attn.py do not know drafts at all. Symptom: other text, with an acceptance that looks well. vLLM's own
     MTP heads draft in every step. Can go with https://github.com/vllm-project/vllm/pull/56531, in 0.32.
     """
     if method in MAY_PAUSE and (model_config.is_hybrid or model_config.is_attention_free):
         raise ValueError(
             f"speculative_config: no drafts for {model_config.hf_text_config.model_type}, a model with recurrent "
-            "layers, whose state vLLM 0.23 loses behind accepted ones, so that the text changes: set speculation=off, "
+            "layers, whose state vLLM loses behind accepted ones, so that the text changes: set speculation=off, "
             "or leave speculative_config out"
         )
 

@@ -67,7 +67,7 @@ def keep_other_ranks_tokens(runner) -> None:
 
     def determine_and_keep(determine, *arguments, **keywords):
         result = determine(*arguments, **keywords)
-        across = [] if result[3] is None else result[3].tolist()  # num_tokens_across_dp, of vLLM 0.23
+        across = [] if result[3] is None else result[3].tolist()  # num_tokens_across_dp
         own = _padded(runner, keywords["num_tokens"] if "num_tokens" in keywords else arguments[0])
         rank = config.data_parallel_rank
         largest = max((count for other, count in enumerate(across) if other != rank), default=0)

@@ -141,7 +141,7 @@ def test_a_node_that_is_not_as_the_head_is_named(cluster):
     subprocess.run(["git", "-C", clone, *author, "commit", "--quiet", "--allow-empty", "-m", "other"], check=True)
     (cluster.shared / "git").write_text(f"gitdir: {clone / '.git'}\n")
     shutil.copytree(vllm, of_vllm)
-    described = (vllm / "METADATA").read_text().replace("Version: 0.23.0", "Version: 0.22.1", 1)
+    described = (vllm / "METADATA").read_text().replace("Version: 0.24.0", "Version: 0.22.1", 1)
     (of_vllm / "METADATA").write_text(described)
     mounts = {vllm: of_vllm, git: clone / ".git" if git.is_dir() else cluster.shared / "git"}
     for place, other in mounts.items():
@@ -151,7 +151,7 @@ def test_a_node_that_is_not_as_the_head_is_named(cluster):
         cluster.worker.run("umount", place)
     assert code == 2 and f"on {cluster.head.address}" not in said
     for line in (
-        "vllm 0.22.1, the head has 0.23.0: install the same on every node [node.differs]",
+        "vllm 0.22.1, the head has 0.24.0: install the same on every node [node.differs]",
         "/tmp is another folder than the head's: a rank's part of a checkpoint stays here: set run_dir to a folder",
     ):
         assert f"on {cluster.worker.address}: {line}" in said

@@ -29,7 +29,7 @@ PATIENT = {
     "RAY_agent_register_timeout_ms": "300000",
     "RAY_worker_register_timeout_seconds": "300",
 }
-# vLLM 0.23 would run dense Qwen3 on CUDA with its second model runner, whose sampler sam.vllm does not replace.
+# vLLM would run dense Qwen3 on CUDA with its second model runner, whose sampler sam.vllm does not replace.
 FIRST_MODEL_RUNNER = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 CPU = HUGE_PAGES | {
     "VERL_PLATFORM": "cpu",  # of recipe.sam_dapo.tiny.platform

@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipe.sam_dapo.launch import versions
 from recipe.sam_dapo.patch import Patches
+from sam.vllm import doors
 
 PINS = "install the pins of requirements/"
 BUILD = "use the script in scripts/, which has an environment for each device"
@@ -19,7 +20,8 @@ BUILD = "use the script in scripts/, which has an environment for each device"
 MACHINE = (
     ("cpu cuda npu", "Python", "3.11.* 3.12.*", PINS),
     ("cpu cuda npu", "verl", "0.9.1", PINS),
-    ("cpu cuda npu", "vllm", "0.23.0", PINS),
+    ("cpu cuda", "vllm", "0.2[3-9].* 0.[3-9][0-9].*", PINS),
+    ("npu", "vllm", "0.23.0", PINS),
     ("cpu cuda", "torch", "2.11.0", PINS),
     ("npu", "torch", "2.10.0", PINS),
     ("npu", "torch-npu", "2.10.0.post4", PINS),
@@ -33,6 +35,8 @@ MACHINE = (
     ("npu", "HCCL_HOST_SOCKET_PORT_RANGE", "auto [0-9]*", "unset it, verl lets the system choose"),
     ("cpu cuda npu", "VLLM_PORT", "[0-9]*", "unset it, which Kubernetes sets for a service called vllm"),
 )
+# Groups of vLLM's doors (sam/vllm/doors.py) that a run needs with a device.
+NEEDED = {"cpu": ("plugin", "first", "cpu"), "cuda": ("plugin", "first"), "npu": ("plugin", "first")}
 VLLM, FLASH = "rollout.engine_kwargs.vllm", "model.override_config.attn_implementation"
 NOT_READ, PLACED, OLD_KV = "verl does not read it", "verl places its workers by", "KV of old weights could be read"
 # Values that neither verl nor vLLM refuses before a run, or that verl passes over: key, what is taken, why the rest is
@@ -70,6 +74,16 @@ def of_machine(device: str) -> Iterator[tuple[str, str, str | None]]:
         wrong = f"{name}={value}: expected {' or '.join(expected.split())}: {remedy} [{code}]"
         is_right = is_variable if value is None else any(fnmatchcase(value, one) for one in expected.split())
         yield name, value or f"not {'set' if is_variable else 'installed'}", None if is_right else wrong
+    yield from of_vllm(device)
+
+
+def of_vllm(device: str) -> Iterator[tuple[str, str, str | None]]:
+    """What the installed vLLM has of its doors, and which of those that a run needs it lacks, in a line."""
+    if not doors.is_installed():
+        return
+    for group, said in doors.describe().items():
+        problem = doors.problem(group) if group in NEEDED[device] else None
+        yield f"vLLM's doors, {group}", said, problem and f"{problem} [vllm.door]"
 
 
 def installed(name: str) -> str | None:

@@ -99,7 +99,7 @@ class WithModel(SamProposer):
     def _create_draft_vllm_config(self):
         """With the weights of its folder.
 
-        Root cause: vLLM 0.23 loads a draft model as the target is loaded, which verl asks to be filled with random
+        Root cause: vLLM loads a draft model as the target is loaded, which verl asks to be filled with random
         numbers, as a weight sync follows. Symptom: no draft is ever accepted. Can go when vLLM heeds
         `draft_load_config` for draft models, and sets it for EAGLE's.
         """

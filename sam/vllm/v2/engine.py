@@ -5,7 +5,7 @@ import weakref
 from typing import Any
 
 from sam.config import SpeculationConfig
-from sam.vllm import patches, ranks
+from sam.vllm import doors, patches, ranks
 
 
 def engine_arguments(config: SpeculationConfig) -> dict[str, Any]:
@@ -57,6 +57,7 @@ def init_device(original, wrapper, config: SpeculationConfig) -> None:
     if config.method == "off":
         original(wrapper)
         return
+    doors.check("second")
     check_engine(wrapper.vllm_config, config)
     from vllm.v1.worker.gpu import model_runner
 

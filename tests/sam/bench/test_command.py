@@ -181,7 +181,7 @@ def test_variables_of_the_processes_stock_loads_every_plugin_but_ours(monkeypatc
     places = {"sam": "vllm.general_plugins", "ascend": "vllm.platform_plugins", "cli": "console_scripts"}
     plugins = [EntryPoint(name, f"{name}.vllm.plugin:f", group) for name, group in places.items()]
     monkeypatch.setattr(engines, "distributions", lambda: [SimpleNamespace(entry_points=plugins)])
-    monkeypatch.setattr(engines, "vllm_version", lambda: "0.23.0+cpu")
+    monkeypatch.setattr(engines, "vllm_version", lambda: "0.24.0+cpu")
     for name in ("VLLM_PLUGINS", "VLLM_USE_V2_MODEL_RUNNER", *HUGE_PAGES):
         monkeypatch.delenv(name, raising=False)
     if chosen:

@@ -1,4 +1,4 @@
-"""vLLM 0.23's asynchronous scheduling on its CPU backend, which does not have it, for tests of what runs on a device.
+"""vLLM's asynchronous scheduling on its CPU backend, which does not have it, for tests of what runs on a device.
 
 The platform never needs it: a CPU waits for nothing. What it schedules and what the model runner does with that is the
 same code as on a GPU.

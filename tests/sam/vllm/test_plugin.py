@@ -9,7 +9,7 @@ from transformers import AutoConfig
 from vllm.config import ModelConfig
 
 from sam.config import SpeculationConfig
-from sam.vllm import patches, plugin, ranks
+from sam.vllm import plugin, ranks
 from sam.vllm.paths import rows
 from sam.vllm.trained.proposer import WithModel
 
@@ -21,14 +21,6 @@ def test_another_drafter_or_verification_than_was_asked_for_is_refused():
             plugin.check_installed(SpeculationConfig(method, "folder"), {"drafter": has, "verification": "exact"})
     with pytest.raises(RuntimeError, match="verification rejection, .* speculation=sam, verification=exact"):
         plugin.check_installed(SpeculationConfig(), {"drafter": "SamProposer", "verification": "rejection"})
-
-
-def test_a_vllm_that_is_not_known_is_left_alone_and_named_once(monkeypatch, caplog):
-    monkeypatch.setattr("vllm.__version__", "0.27.1")
-    monkeypatch.setattr(patches, "wrap", None)
-    plugin.register()
-    plugin.register()
-    assert caplog.text.count("vLLM 0.27.1: the plugin sam knows 0.23, 0.32, 0.33, and does nothing here") == 1
 
 
 def has_cache_of_two_groups(_) -> None:

@@ -12,6 +12,7 @@ from recipe.sam_dapo.launch.versions import installed
 from recipe.sam_dapo.patch import Patches
 from recipe.sam_dapo.preflight import __main__ as doctor
 from recipe.sam_dapo.preflight import compatibility, machine, settings, vllm_command
+from sam.vllm import doors
 from tests.recipe.sam_dapo.preflight.preflight_node import MESSAGES, composed, config_of, tiny, write_rows
 
 ACTOR, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model"))
@@ -46,6 +47,7 @@ OVERRIDES = [
 SPOILT = [
     ("1 of 2 shards of model", lambda node: (node.folder / "model" / SHARD).unlink()),
     ("vllm=0.24.0: expected 0.23.0", lambda node: node.versions.update(vllm="0.24.0")),
+    ("vllm=0.22.1: expected 0.2[3-9].* or", lambda node: node.versions.update(vllm="0.22.1"), *CUDA),
     ("CANN=8.3.RC1: expected 9.*", lambda node: (node.folder / CANN).write_text("version=8.3.RC1\n")),
     ("CANN=None: expected 9.*: install it", lambda node: node.env("ASCEND_HOME_PATH", "/nowhere")),
     ("[ascend.patches]", lambda node: node.set(Patches, "state", "published")),
@@ -152,10 +154,17 @@ def test_without_a_config_it_says_what_the_environment_has(capsys, monkeypatch):
     assert doctor.main([]) == 0
     first, *lines = capsys.readouterr().out.splitlines()
     assert first.startswith("device cpu; commit ") and f"; ray {installed('ray')}; " in first and len(lines) <= 20
-    assert {"vllm: 0.23.0", "plugin sam: installed", "VLLM_USE_V2_MODEL_RUNNER: not set"} <= {*lines}
+    assert {"vllm: 0.24.0", "plugin sam: installed", "VLLM_USE_V2_MODEL_RUNNER: not set"} <= {*lines}
+    first, second = (len(doors.DOORS[group]) for group in ("first", "second"))
+    assert f"vLLM's doors, first: {first} of {first}" in lines
+    assert any(line.startswith("vLLM's doors, second: ") and line.count(f" of {second}") for line in lines)
     assert doctor.main(["--json"]) == 0
     said = json.loads(capsys.readouterr().out)
-    assert said["problems"] == [] and said["environment"]["vllm"] == "0.23.0"
+    assert said["problems"] == [] and said["environment"]["vllm"] == "0.24.0"
+    monkeypatch.setattr(doors, "missing", lambda group: ["file.py gone()"] if group == "first" else [])
+    assert doctor.main([]) == 2
+    assert "\nerror: this vLLM has no file.py gone(), which speculation needs: install " in capsys.readouterr().out
+    monkeypatch.undo()
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
     assert doctor.main([]) == 2
     assert "\nerror: VLLM_USE_V2_MODEL_RUNNER=1: expected 0: " in capsys.readouterr().out
