@@ -120,6 +120,8 @@ def test_accepted_drafts_of_responses_are_marked(tmp_path):
     assert of_kind["given"] == ["ffff"] and sum(map(len, of_kind["drafted"])) == accepted > 20
     (tmp_path / "tokenizer.json").unlink()
     assert drafted_texts(bare := Run.load(run)) == [] and "a model's folder with tokenizer.json" in bare.remarks[0]
+    bare.config["actor_rollout_ref"]["model"]["path"] = None
+    assert drafted_texts(bare) == [] and "a model's folder with tokenizer.json, got 'None'" in bare.remarks[1]
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "config.yaml", "versions.json", "rollouts/2.jsonl", "late", "none"])
