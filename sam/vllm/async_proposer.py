@@ -36,7 +36,6 @@ class SampledStep:
 
     request_ids: list[str]  # one for each row of the batch
     starts: np.ndarray  # int32 [rows], place of each row's first token in its text, the prompt's tokens counted
-    prompts: np.ndarray  # int32 [rows], tokens of each row's prompt, which becomes longer where a session goes on
     emits: np.ndarray  # bool [rows], False for a row that is still in its prompt
     tokens: torch.Tensor  # int [rows, 1 + longest draft] on the host, padded with -1; valid once `copied` is over
     copied: Any  # the event of that copy, vLLM's own
@@ -84,8 +83,7 @@ class AsyncDrafting(SamProposer):
         emits = ~self._runner.discard_request_mask.np[:rows]
         starts = batch.num_tokens_no_spec[:rows] - emits  # vLLM has counted one token for each
         tokens, copied = output.sampled_token_ids_cpu, output.async_copy_ready_event
-        prompts = batch.num_prompt_tokens[:rows].copy()
-        step = SampledStep(batch.req_ids.copy(), starts, prompts, emits, tokens, copied)
+        step = SampledStep(batch.req_ids.copy(), starts, emits, tokens, copied)
         if not self.is_drafting_rank:
             self._unread = step
             self.verifying = {}  # what came out for them is known a step later: no recorder of this rank asks
@@ -152,10 +150,8 @@ class AsyncDrafting(SamProposer):
             return None
         known, row_of = lengths.copy(), self._runner.input_batch.req_id_to_index
         for step in self._pending:
-            named = zip(step.request_ids, step.starts.tolist(), step.prompts.tolist(), strict=True)
-            for request_id, start, prompt in named:
-                row = row_of.get(request_id)
-                if row is not None and self._runner.input_batch.num_prompt_tokens[row] == prompt:
+            for request_id, start in zip(step.request_ids, step.starts.tolist(), strict=True):
+                if (row := row_of.get(request_id)) is not None:
                     known[row] = min(known[row], start)
         return known
 
@@ -172,10 +168,10 @@ class AsyncDrafting(SamProposer):
         batch, requests = self._runner.input_batch, self._runner.requests
         rows = np.full(len(step.request_ids), -1)  # of the batch; -1: nothing to write there
         row_of = batch.req_id_to_index.get
-        named = zip(step.request_ids, step.starts.tolist(), step.lists, step.prompts.tolist(), strict=True)
-        for index, (request_id, start, tokens, prompt) in enumerate(named):
+        named = zip(step.request_ids, step.starts.tolist(), step.lists, strict=True)
+        for index, (request_id, start, tokens) in enumerate(named):
             state = requests.get(request_id) or self.tracked.states.get(request_id)
-            if not tokens or state is None or state.num_prompt_tokens != prompt:
+            if not tokens or state is None:
                 continue
             place, output = start - state.num_prompt_tokens, state.output_token_ids
             if place < len(output):

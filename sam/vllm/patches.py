@@ -24,13 +24,14 @@ PATCHES = register({
         "vLLM takes no other class for a drafter with a model; its own have to run in every step.",
         "vLLM lets a drafter of the user's have a KV cache."),
     # A request that stops.
-    "count_stopped_text": Patch("vllm.v1.core.sched.scheduler.Scheduler",
-        "_update_request_with_output _handle_stopped_request",
-        "tokens of accepted drafts behind a stop are cut off the text and stay counted as computed, by which a session "
-        "of streaming input goes on (other tokens follow, over other KV) and a KV connector sends blocks. A session "
-        "also takes the output of the step under way for its text (until 0.31), keeps the hash of a block whose last "
-        "token gives way (until 0.31), and loses its text if it stops when it has been preempted.",
-        "vLLM takes them off where it cuts the text, and drops such a session's output."),
+    "count_stopped_text": Patch("vllm.v1.core.sched.scheduler.Scheduler", "_update_request_with_output",
+        "tokens of accepted drafts behind a stop are cut off the text and stay counted as computed, by which a KV "
+        "connector sends blocks.", "vLLM takes them off where it cuts the text."),
+    "refuse_sessions": Patch("vllm.v1.engine.input_processor.InputProcessor", "process_inputs",
+        "a session of streaming input goes on by that count: other tokens follow, over other KV. Asynchronously it also "
+        "takes the output of the step under way for its text (until 0.31), and it loses its text where it stops when it "
+        "has been preempted: mended for synchronous steps alone, these two stay.",
+        "vLLM counts a session's text alone."),
     # Verification.
     "sample_exactly": Patch("runner", "_sample",
         "vLLM's samplers draw with other random numbers with drafts than without.", "never."),

@@ -7,7 +7,7 @@ from typing import Any
 
 from sam.config import WITH_DRAFT_MODEL, SpeculationConfig
 from sam.log import show_warnings
-from sam.vllm import doors, patches, ranks
+from sam.vllm import doors, patches, ranks, stopped_requests
 from sam.vllm.v2 import engine as second_runner
 
 logger = logging.getLogger(__name__)
@@ -37,6 +37,7 @@ def register() -> None:
     patches.wrap(SchedulerConfig, "get_scheduler_cls", "find_scheduler", _get_scheduler_cls)
     if not doors.missing("second"):
         second_runner.take_all_sampling()
+    stopped_requests.refuse_sessions()
 
 
 @functools.cache  # vLLM loads its plugins again and again
@@ -71,10 +72,8 @@ def _get_scheduler_cls(original, scheduler_config):
     with the wires of asynchronous scheduling; without a drafter of ours the latter two do nothing."""
     from vllm.v1.core.sched.output import SchedulerOutput
 
-    from sam.vllm import stopped_requests
-
     scheduler_class = original(scheduler_config)
-    stopped_requests.install()
+    stopped_requests.count_text_alone()
     if scheduler_config.async_scheduling:
         from sam.vllm import hooks
 

@@ -1,59 +1,43 @@
-"""Where a request stops, vLLM's scheduler counts what the text holds: a session of streaming input goes on from there,
-and a KV connector hands on so much. Tokens of drafts behind the stop are none of it, nor is a step under way."""
+"""Requests that stop inside accepted drafts: what vLLM counts of them, and sessions, which go on from that count."""
 
 from sam.config import SpeculationConfig
 from sam.vllm import patches
 
-NAME = "count_stopped_text"
+COUNT = "count_stopped_text"
 
 
-def install() -> None:
-    """Change vLLM's scheduler, and so the asynchronous one, which calls it; neither without a `speculation`."""
+def count_text_alone() -> None:
+    """Take tokens behind a stop off vLLM's counts, of which a KV connector hands on so many."""
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    patches.wrap(Scheduler, "_update_request_with_output", NAME, _update_request_with_output)
-    if "drop_stale_output" not in Scheduler._handle_stopped_request.__code__.co_names:  # as from vLLM 0.31 on
-        patches.wrap(Scheduler, "_handle_stopped_request", NAME, _handle_stopped_request)
+    patches.wrap(Scheduler, "_update_request_with_output", COUNT, _update_request_with_output)
 
 
-def _is_ours(scheduler) -> bool:
-    return SpeculationConfig.from_vllm(scheduler.vllm_config) is not None
-
-
-def _update_request_with_output(original, self, request, new_token_ids, *arguments, **keywords):
-    """Take tokens behind a stop off the counts, as vLLM does with rejected drafts."""
-    from vllm.v1.request import RequestStatus
-
-    if request.resumable and request.status == RequestStatus.PREEMPTED and _is_ours(self):
-        # It would lose its text if it stopped now: these tokens are drawn again.
-        request.num_output_placeholders = 0
-        return [], False
+def _update_request_with_output(original, scheduler, request, new_token_ids, *arguments, **keywords):
     generated = len(new_token_ids)
-    kept, stopped = original(self, request, new_token_ids, *arguments, **keywords)
+    kept, stopped = original(scheduler, request, new_token_ids, *arguments, **keywords)
     behind = generated - len(kept)
-    if behind and _is_ours(self):
+    if behind and SpeculationConfig.from_vllm(scheduler.vllm_config) is not None:
         # Either is 0 where it counts none of them: of a request preempted since then, and synchronously.
         request.num_computed_tokens = max(0, request.num_computed_tokens - behind)
         request.num_output_placeholders = max(0, request.num_output_placeholders - behind)
     return kept, stopped
 
 
-def _handle_stopped_request(original, self, request):
-    """Let a session go on from its text, whose last token gives way to its next input."""
-    if request.resumable and _is_ours(self):
-        _discard_output(request)
-        request.spec_token_ids = []
-        block_size = self.kv_cache_manager.block_pool.hash_block_size
-        del request.block_hashes[request.num_computed_tokens // block_size :]
-    return original(self, request)
+def refuse_sessions() -> None:
+    """Refuse streaming input, a request that goes on by further input, where drafts are verified."""
+    from vllm.v1.engine.input_processor import InputProcessor
+
+    patches.wrap(InputProcessor, "process_inputs", "refuse_sessions", _process_inputs)
 
 
-def _discard_output(request) -> None:
-    """Drop the output of the step under way, if there is one, when it comes."""
-    if hasattr(request, "drop_stale_output"):  # vLLM 0.27
-        request.drop_stale_output = True
-        request.num_stale_output_tokens = request.num_in_flight_tokens
-    else:
-        request.async_tokens_to_discard = int(request.num_output_placeholders > 0)
-    request.num_computed_tokens -= request.num_output_placeholders
-    request.num_output_placeholders = 0
+def _process_inputs(original, processor, *arguments, resumable: bool = False, **keywords):
+    config = SpeculationConfig.from_vllm(processor.vllm_config)
+    if resumable and config is not None and config.method != "off":
+        raise ValueError(
+            f"streaming input goes on from accepted drafts that were cut off at a stop, with speculation.method="
+            f"{config.method}: expected off: set it, or send each turn as a request of its own"
+        )
+    if resumable:
+        keywords["resumable"] = resumable
+    return original(processor, *arguments, **keywords)

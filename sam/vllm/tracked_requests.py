@@ -58,7 +58,6 @@ class TrackedRequests:
         self._runner, self._drafter, self.history, self._counters = runner, drafter, history, counters
         # vLLM forgets a finished request before the drafter may have seen its last tokens: its state is kept here.
         self.states: dict[str, Any] = {}
-        self._prompts: dict[str, int] = {}  # tokens of each one's prompt when it was tracked
         self.untracked: set[str] = set()  # requests that get no drafts
         self.shares_at = math.inf  # seconds from which on new text is to be sent to other replicas
         self._steps_behind = 0  # since the last update
@@ -86,7 +85,7 @@ class TrackedRequests:
             self.history.deliver(self._drafter)
         request_ids = self._runner.input_batch.req_ids
         sampled = [row for row, tokens in enumerate(emitted) if tokens]
-        rows = [r for r in sampled if self._is_tracked(request_ids[r]) or self._track(r, request_ids[r], texts)]
+        rows = [r for r in sampled if request_ids[r] in self.states or self._track(r, request_ids[r], texts)]
         if not rows:
             return None
         ids = [request_ids[row] for row in rows]
@@ -98,18 +97,6 @@ class TrackedRequests:
         self._drafter.append(ids, new, offsets)
         return TrackedBatch(rows, ids, ends, texts)
 
-    def _is_tracked(self, request_id: str) -> bool:
-        """Whether a request is tracked; not any longer where its prompt has grown: a session's next input takes the
-        place of its last token, and of accepted drafts behind its end."""
-        state = self.states.get(request_id)
-        if state is None or state.num_prompt_tokens == self._prompts[request_id]:
-            return state is not None
-        del self.states[request_id]
-        self._drafter.finish(request_id)
-        if self.history:
-            self.history.request_finished(request_id, [])
-        return False
-
     def _track(self, row: int, request_id: str, texts: np.ndarray) -> bool:
         """Track the request of a row from now on; False if its prompt cannot be tracked."""
         if request_id in self.untracked:
@@ -120,14 +107,12 @@ class TrackedRequests:
             self.untracked.add(request_id)
             return False
         self.states[request_id] = state
-        self._prompts[request_id] = state.num_prompt_tokens
         return True
 
     def release_finished(self) -> None:
         """Preempted requests leave the batch but stay in `runner.requests`; finished and aborted leave both."""
         for request_id in [name for name in self.states if name not in self._runner.requests]:
             state = self.states.pop(request_id)
-            del self._prompts[request_id]
             # Under asynchronous scheduling an aborted request may end in placeholders.
             response = list(itertools.takewhile(lambda token: token >= 0, response_of(state)))
             unseen = self._drafter.num_tokens(request_id) - response_start(state)

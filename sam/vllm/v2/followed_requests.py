@@ -114,9 +114,6 @@ class FollowedRequests:
         return np.array([len(self._texts[name]) for name in request_ids], dtype=np.int64)
 
     def _follow(self, name: str, text: Text) -> None:
-        before = self._texts.get(name, text)
-        if before.num_prompt_tokens != text.num_prompt_tokens:  # a session goes on, with its last token left out
-            self._lose([name])
         if name not in self._texts and not self._start(name, text):
             return
         self._texts[name], self._behind[name] = text, None
