@@ -28,9 +28,9 @@ PATCHES = register({
         "tokens of accepted drafts behind a stop are cut off the text and stay counted as computed, by which a KV "
         "connector sends blocks.", "vLLM takes them off where it cuts the text."),
     "refuse_sessions": Patch("vllm.v1.engine.input_processor.InputProcessor", "process_inputs",
-        "a session of streaming input goes on by that count: other tokens follow, over other KV. Asynchronously it also "
-        "takes the output of the step under way for its text (until 0.31), and it loses its text where it stops when it "
-        "has been preempted: mended for synchronous steps alone, these two stay.",
+        "a session of streaming input goes on by that count: other tokens follow, over other KV. Asynchronously it "
+        "also takes the output of the step under way for its text (until 0.31), and it loses its text where it stops "
+        "when it has been preempted.",
         "vLLM counts a session's text alone."),
     # Verification.
     "sample_exactly": Patch("runner", "_sample",
