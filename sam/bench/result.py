@@ -13,7 +13,6 @@ from sam.bench.settings import STOCK, Settings
 from sam.command import INTERRUPTED, laid_out
 from sam.reading import one_line
 from sam.record import replacing
-from sam.vllm.cpu_linear import describe
 
 WORTHWHILE = 1.02  # ratio to stock from which speculation pays; less is not worth a setting
 FEWEST_ROUNDS = MORE_ROUNDS = 3  # a range of fewer says nothing about noise
@@ -31,7 +30,9 @@ def measure(settings: Settings) -> tuple[dict[str, Any], int]:
     """
     batches, notes = prepare(settings)
     if vllm_version().endswith("+cpu"):
-        print(describe(), flush=True)
+        from sam.vllm.cpu_linear import describe  # numba and torch
+
+        print(describe(), file=sys.stderr, flush=True)
     loads: list[list[dict[str, dict]]] = [[] for _ in settings.requests]
     try:
         measure_rounds(settings, batches, loads)

@@ -1,13 +1,16 @@
 """A model's tokenizer and chat template: whole texts, whatever truncation or padding its files hold."""
 
+from __future__ import annotations
+
 import difflib
 import functools
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from sam.reading import ReadError, expect, one_line
+
+if TYPE_CHECKING:
+    import numpy as np  # words are checked before it is installed
 
 TEMPLATE_FILES = ("chat_template.jinja", "tokenizer_config.json")  # the second has it as a key
 PLAIN = [{"role": "user", "content": "zyx 87"}]  # a chat that any template takes, and no user's own

@@ -70,8 +70,6 @@ def _init_device(original, wrapper) -> None:
 def _get_scheduler_cls(original, scheduler_config):
     """vLLM's, which counts what stopped requests hold, with the switch where it says how many tokens are drafted, or
     with the wires of asynchronous scheduling; without a drafter of ours the latter two do nothing."""
-    from vllm.v1.core.sched.output import SchedulerOutput
-
     scheduler_class = original(scheduler_config)
     stopped_requests.count_text_alone()
     if scheduler_config.async_scheduling:
@@ -79,7 +77,7 @@ def _get_scheduler_cls(original, scheduler_config):
 
         hooks.schedule_wanted_drafts(scheduler_class)
         hooks.discard_stale_drafts(scheduler_class)
-    if hasattr(SchedulerOutput, "num_spec_tokens_to_schedule"):
+    if not doors.missing("second"):
         from sam.vllm.v2.scheduler import switched
 
         return switched(scheduler_class)

@@ -1,5 +1,7 @@
 """vLLM's own prompt lookup, for `sam replay`."""
 
+import functools
+import inspect
 from types import SimpleNamespace
 
 from vllm.v1.spec_decode.ngram_proposer import NgramProposer
@@ -18,4 +20,7 @@ def make_ngram_proposer(draft_tokens: int, shortest: int, longest: int) -> Ngram
         scheduler_config=SimpleNamespace(max_num_seqs=1024),  # requests at once
         parallel_config=SimpleNamespace(tensor_parallel_size=1),
     )
-    return NgramProposer(config)
+    proposer = NgramProposer(config)
+    if "num_speculative_tokens" in inspect.signature(proposer.propose).parameters:  # from vLLM 0.24 on
+        proposer.propose = functools.partial(proposer.propose, draft_tokens)
+    return proposer

@@ -110,7 +110,8 @@ def compare(tmp_path, monkeypatch):
     def run(*variants, code=0, other=None):
         started = []
 
-        def train(command):
+        def train(command, stdout):
+            assert stdout is None
             started.append(command)
             directory = Path(next(word for word in command if word.startswith("run_dir="))[8:])
             if not code:

@@ -101,7 +101,8 @@ def test_a_greedy_answer_is_that_of_stock_vllm(servers, settings):
     (stock,), (sam,) = (one.chat(**settings).choices for one in servers)
     assert (sam.message.content, sam.finish_reason) == (stock.message.content, stock.finish_reason)
     called, expected = ([call.function for call in one.message.tool_calls or []] for one in (sam, stock))
-    assert called == expected and bool(called) == ("tools" in settings)
+    assert called == expected
+    assert called or sam.message.content, "a call that was cut off is text (vLLM 0.24)"
     for one, other in zip(sam.logprobs.content, stock.logprobs.content, strict=True) if stock.logprobs else ():
         assert [entry.token for entry in one.top_logprobs] == [entry.token for entry in other.top_logprobs]
         assert one.logprob == pytest.approx(other.logprob, abs=1e-3)
