@@ -161,5 +161,6 @@ ASSIGNING = {
     "sam/record/engine_steps.py",
     "sam/switch/step_cost.py",
     "sam/vllm/bench/engine.py",
+    "sam/vllm/bench/prompt_lookup.py",
     "sam/vllm/hooks.py",
 }
