@@ -30,7 +30,7 @@ def measure(settings: Settings) -> tuple[dict[str, Any], int]:
     """
     batches, notes = prepare(settings)
     if vllm_version().endswith("+cpu"):
-        from sam.vllm.cpu_linear import describe  # numba and torch
+        from sam.vllm.cpu_fixes import describe  # vLLM
 
         print(describe(), file=sys.stderr, flush=True)
     loads: list[list[dict[str, dict]]] = [[] for _ in settings.requests]

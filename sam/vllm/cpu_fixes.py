@@ -8,7 +8,9 @@ place, which packs nothing. Can go when vLLM's CPU backend supports reloading we
 """
 
 import functools
+import logging
 import os
+from collections import Counter
 
 import numba
 import torch
@@ -18,7 +20,11 @@ from vllm.model_executor.layers import utils
 
 from sam.config import SpeculationConfig
 from sam.vllm import patches
-from sam.vllm.cpu_linear import linear
+from sam.vllm.cpu_linear import KERNEL, cost, linear
+
+logger = logging.getLogger(__name__)
+SLOW = 1.3  # times stock's time from which a user is told
+MEASURED_ROWS = (1, 4, 16)  # of steps for which speculation is there
 
 
 def open_doors() -> None:
@@ -45,6 +51,7 @@ def install(runner, config: SpeculationConfig) -> None:
         # Symptom: about one response of 200 tokens in a thousand differs by a token. vLLM reads its own switch after
         # the model is loaded. Can go when it is off by default.
         os.environ["VLLM_CPU_ATTN_SPLIT_KV"] = "0"
+        _say_if_slow(runner.model)
 
 
 def _keep_generators(runner, bookkeeping_sync, *arguments, **keywords):
@@ -91,6 +98,41 @@ def _pack(layer: torch.nn.Module) -> None:
         present.handler_tensor.copy_(pack.handler_tensor)
         pack.handler_tensor = older
     layer.cpu_linear = lambda x, weight, bias=None: ops.onednn_mm(present, x, bias)
+
+
+def describe() -> str:
+    """The kernel, and its time over that of vLLM's own; under a second once it is compiled."""
+    costs = _costs(torch.randn(3072, 576))
+    of_rows = ", ".join(f"{cost:.2f}x with {rows}" for rows, cost in costs.items())
+    return f"linear layers by a kernel of ours ({KERNEL}); time over stock vLLM's: {of_rows} rows"
+
+
+def _say_if_slow(model: torch.nn.Module) -> None:
+    """Warn where the layers that take most of a step are slower than vLLM's own by more than SLOW."""
+    layers = [layer for layer in model.modules() if getattr(layer, "cpu_linear", None) is multiply]
+    sizes = Counter()
+    for layer in layers:
+        sizes[layer.weight.shape] += layer.weight.numel()
+    if not sizes:
+        return
+    shape, _ = sizes.most_common(1)[0]
+    weight = next(layer.weight for layer in layers if layer.weight.shape == shape)
+    for rows, factor in _costs(weight.detach()).items():
+        if factor > SLOW:
+            logger.warning(
+                "linear layers of %d x %d take %.1f times stock vLLM's time with %d rows (%s): where equal tokens do "
+                "not matter, speculation.batch_invariant=off has stock's",
+                *shape, factor, rows, KERNEL,
+            )  # fmt: skip
+            return
+
+
+def _costs(weight: torch.Tensor) -> dict[int, float]:
+    """By rows, the time of our product over that of vLLM's own."""
+    layer = torch.nn.Module()
+    layer.weight = torch.nn.Parameter(weight, requires_grad=False)
+    _vllms(layer, False)
+    return {rows: cost(weight, rows, lambda x: layer.cpu_linear(x, weight, None)) for rows in MEASURED_ROWS}
 
 
 def _load_and_pack(model: torch.nn.Module, load, *arguments, **keywords):

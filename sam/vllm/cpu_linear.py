@@ -7,6 +7,7 @@ left over. How many elements are computed at once, and by which thread, changes 
 import ctypes
 import functools
 import time
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -56,18 +57,16 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     return result if is_plain else result.to(x.dtype).view(*x.shape[:-1], columns)
 
 
-def describe() -> str:
-    """The kernel, and its time over that of torch's, measured in under a second once it is compiled."""
-    weight = torch.randn(3072, 576)
-    costs = []
-    for rows in (1, 4, 16):
-        seconds = {linear: [], torch.nn.functional.linear: []}
-        for product in 10 * [*seconds]:
-            start = time.perf_counter()
-            product(weight[:rows], weight)
-            seconds[product].append(time.perf_counter() - start)
-        costs.append(f"{min(seconds.pop(linear)) / min(*seconds.values()):.2f}x with {rows}")
-    return f"linear layers by a kernel of ours ({KERNEL}); time over torch's: {', '.join(costs)} rows"
+def cost(weight: torch.Tensor, rows: int, other: Callable[[torch.Tensor], torch.Tensor]) -> float:
+    """The least time of `linear` over that of `other`, a product of the same weight; they take turns."""
+    x = torch.randn(rows, weight.shape[1]).to(weight.dtype)
+    products = (lambda: linear(x, weight), lambda: other(x))
+    seconds: tuple[list[float], list[float]] = ([], [])
+    for turn in range(20):
+        start = time.perf_counter()
+        products[turn % 2]()
+        seconds[turn % 2].append(time.perf_counter() - start)
+    return min(seconds[0]) / min(seconds[1])
 
 
 @functools.cache

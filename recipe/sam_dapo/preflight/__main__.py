@@ -70,7 +70,7 @@ def of_environment(as_json: bool) -> int:
     print("; ".join([f"device {device}", *(f"{name} {value}" for name, value in known().items())]))
     print(*(f"error: {wrong}" if wrong else f"{name}: {value}" for name, value, wrong in found), sep="\n")
     if device == "cpu":
-        from sam.vllm.cpu_linear import describe  # numba and torch
+        from sam.vllm.cpu_fixes import describe  # vLLM
 
         print(describe())
     print("sam doctor --config-name NAME [overrides] checks a run")

@@ -8,7 +8,8 @@ from statistics import median
 import torch
 from vllm import _custom_ops as ops
 
-from sam.vllm.cpu_linear import describe, linear
+from sam.vllm.cpu_fixes import describe
+from sam.vllm.cpu_linear import linear
 
 SHAPES = ((960, 576), (576, 576), (3072, 576), (576, 1536), (49152, 576))
 ROWS = (1, 4, 16, 64, 96, 2000)
