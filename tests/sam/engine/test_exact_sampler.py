@@ -41,8 +41,8 @@ def named(row: int) -> dict:
 
 
 def alone(row: int) -> dict:
-    """Every third asks for the log-probabilities of the whole vocabulary, and nobody for anything else. Where it is cold
-    most tokens have no probability that float32 can hold."""
+    """Every third asks for the log-probabilities of the whole vocabulary, and nobody for anything else. Where it is
+    cold most tokens have no probability that float32 can hold."""
     cold = {"temperature": 0.01} if row % 6 == 0 else {}
     return {"logprobs": VOCABULARY if row % 3 == 0 else 2} | cold
 

@@ -134,3 +134,14 @@ def test_off_is_vllms_own_kernel(monkeypatch):
         for rows in (1, 5, 40):
             x = random(rows, 128)
             assert torch.equal(apply(layer, x), ops.onednn_mm(theirs, x, layer.bias))
+
+
+@pytest.mark.parametrize("factor", [1.2, 2.0])
+def test_a_kernel_that_is_slower_than_vllms_is_said_with_the_factor_and_the_remedy(factor, monkeypatch, caplog):
+    monkeypatch.setattr(
+        cpu_fixes, "cost", lambda weight, rows, product: product(torch.ones(rows, 128)).shape[1] * factor / 128
+    )
+    cpu_fixes._say_if_slow(torch.nn.ModuleList([make_layer((3, 40)), make_layer((128, 128))]))
+    said = "layers of 128 x 128 take 2.0 times" in caplog.text and "batch_invariant=off" in caplog.text
+    assert said == (factor > 1.3)
+    assert len(caplog.records) == said
