@@ -24,6 +24,7 @@ PER_STEP = {
 }
 # What each field of a file is, but for the counters.
 COUNTER = Values("a count", "int64", dimensions=0)
+SUM = Values("a sum", "float64", dimensions=0)  # of milliseconds
 FIELDS = {
     **{name: Values("a figure of a step", np.dtype(dtype).name) for name, dtype in PER_STEP.items()},
     "end_s": Values("a time", "float64", least=None),  # on a clock that may begin anywhere
@@ -72,7 +73,7 @@ class EngineSteps:
     asynchronous: bool = False  # whether vLLM scheduled a step before it knew the tokens of the one before
     has_graphs: bool = False  # whether the engine has graphs to replay; False also where that was not recorded
     preemptions: int = 0  # requests that the scheduler turned out because the KV cache was full
-    counters: dict[str, int] = field(default_factory=dict)  # the drafter's totals since the engine started
+    counters: dict[str, int | float] = field(default_factory=dict)  # the drafter's totals since the engine started
 
     def __post_init__(self) -> None:
         given = {name: len(value) for name in PER_STEP if (value := getattr(self, name)) is not None}
@@ -106,11 +107,11 @@ class EngineSteps:
         lengths = [len(known.get(name, ())) for name in HISTOGRAMS]
         fits = lengths[0] == lengths[1] and lengths[2] == lengths[3] and lengths[2] in (0, TURNS)
         expect(fits, f"{place}, {', '.join(HISTOGRAMS)}", f"two of one length, two of {TURNS} or of none", lengths)
-        counters = {
-            name.removeprefix("counter_"): array_of(found[name], f"{place}, {name}", COUNTER).item()
-            for name in found
-            if name.startswith("counter_")
-        }
+        counters = {}
+        for name, value in found.items():
+            if name.startswith("counter_"):
+                wanted = SUM if value.dtype.kind == "f" else COUNTER
+                counters[name.removeprefix("counter_")] = array_of(value, f"{place}, {name}", wanted).item()
         with one_line(place, "not engine steps"):
             return cls(**known, counters=counters)
 
