@@ -19,7 +19,16 @@ from recipe.sam_dapo import preflight
 from recipe.sam_dapo.arguments import parse
 from recipe.sam_dapo.launch import environment, supervisor
 from recipe.sam_dapo.launch.config import ConfigError, compose_config
-from recipe.sam_dapo.launch.screen import ERROR_FILE, LOG_FILE, Progress, checkpoint, step_of, write_last_line
+from recipe.sam_dapo.launch.screen import (
+    ERROR_FILE,
+    LOG_FILE,
+    TRACKER_FILE,
+    Progress,
+    checkpoint,
+    newest,
+    step_of,
+    write_last_line,
+)
 from recipe.sam_dapo.launch.versions import known
 from recipe.sam_dapo.record import STARTING_RAY, STATE_FILE, RunRecord, changes, keep, read_json
 
@@ -110,6 +119,9 @@ def go_on(config: DictConfig, accept_changes: bool) -> Path | None:
             say(run_directory, f"changed since then: {', '.join(changed) or 'nothing'}")
     changed = changed_settings(config, accept_changes)
     keep(run_directory, config, step)
+    if config.trainer.resume_mode == "auto" and (named := newest(config)) != folder:
+        say(run_directory, f"warning: {named} is damaged: the checkpoint before it is taken")
+        named.with_name(TRACKER_FILE).write_text(str(step))  # where verl looks
     if folder:
         say(run_directory, f"resumed from step {step} of {run_directory if own else folder.parents[1]}")
     if not own:

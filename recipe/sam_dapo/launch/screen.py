@@ -6,6 +6,7 @@ which it resumes.
 
 import errno
 import json
+import math
 import re
 import sys
 import time
@@ -13,6 +14,7 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, TextIO
+from zipfile import is_zipfile
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -40,6 +42,7 @@ FULL_DISK = re.compile(
 )
 EXCEPTION_LINE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception)\b(?!\().*", re.MULTILINE)
 TRACKER_FILE, LAST_FILE = "latest_checkpointed_iteration.txt", "data.pt"
+FOLDER = re.compile(r"global_step_\d+")
 OTHERWISE = (
     "put it back, name another with trainer.resume_mode=resume_path trainer.resume_from_path=FOLDER, or begin again "
     "with trainer.resume_mode=disable"
@@ -92,20 +95,40 @@ class Progress:
         return ""
 
 
-def checkpoint(config: DictConfig) -> Path | None:
-    """The folder from which a run of this config goes on; None where it begins. ConfigError: it is not whole."""
+def newest(config: DictConfig) -> Path | None:
+    """The folder of checkpoints that trainer.resume_from_path or verl's tracker names; None where a run begins."""
     trainer = config.trainer
     if trainer.resume_mode == "resume_path":
-        folder = Path(trainer.resume_from_path or "").absolute()
-    elif trainer.resume_mode == "auto" and (tracker := Path(trainer.default_local_dir) / TRACKER_FILE).is_file():
-        folder = tracker.with_name(f"global_step_{tracker.read_text().strip()}")
-    else:
-        return None
-    if not re.fullmatch(r"global_step_\d+", folder.name) or not (folder / LAST_FILE).is_file():
-        raise ConfigError(
-            f"{folder}: no whole checkpoint, global_step_N with {LAST_FILE}: {OTHERWISE} [run_dir.checkpoint]"
-        )
-    return folder
+        return Path(trainer.resume_from_path or "").absolute()
+    if trainer.resume_mode == "auto" and (tracker := Path(trainer.default_local_dir) / TRACKER_FILE).is_file():
+        return tracker.with_name(f"global_step_{tracker.read_text().strip()}")
+    return None
+
+
+def checkpoint(config: DictConfig) -> Path | None:
+    """The folder from which a run of this config goes on, None where it begins: the newest, with resume_mode=auto the
+    newest that is whole. ConfigError: there is none."""
+    folder = newest(config)
+    if folder is None or is_whole(folder):
+        return folder
+    if config.trainer.resume_mode == "auto":
+        limit = step_of(folder) if FOLDER.fullmatch(folder.name) else math.inf
+        before = [one for one in folder.parent.glob("global_step_*") if is_whole(one) and step_of(one) < limit]
+        if before:
+            return max(before, key=step_of)
+    raise ConfigError(
+        f"{folder}: no whole checkpoint, global_step_N with {LAST_FILE}: {OTHERWISE} [run_dir.checkpoint]"
+    )
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether a checkpoint has what verl writes last, and parts that end as torch.save ends them: with a zip archive's
+    index. Of one that verl has removed, LAST_FILE alone is left."""
+    parts = [*folder.rglob("*.pt")]
+    if not FOLDER.fullmatch(folder.name) or folder / LAST_FILE not in parts or not any(folder.glob("actor/*")):
+        return False
+    of_ranks = Counter(re.findall(r"(.+_world_size_(\d+)_rank_)", "\n".join(map(str, parts))))
+    return all(map(is_zipfile, parts)) and all(count == int(ranks) for (_, ranks), count in of_ranks.items())
 
 
 def step_of(folder: Path) -> int:

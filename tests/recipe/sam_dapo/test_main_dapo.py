@@ -45,6 +45,15 @@ def test_a_resumed_run_says_where_it_goes_on_and_one_with_its_last_checkpoint_is
     assert start("trainer.resume_mode=disable")[0] == 0 and not (resumed / "wandb-resume.json").exists()
 
 
+def test_a_run_with_a_damaged_checkpoint_goes_on_from_the_one_before_and_says_so(start):
+    start()
+    checkpoint(start.directory, 3)
+    (damaged := checkpoint(start.directory, 6) / "data.pt").write_bytes(b"")
+    before = f"resumed from step 3 of {start.directory}"
+    assert start()[1][:2] == [f"warning: {damaged.parent} is damaged: the checkpoint before it is taken", before]
+    assert start()[1][0] == before, "verl's tracker names it now"
+
+
 def test_a_directory_with_a_finished_run_of_another_setting_says_so(start):
     over = "trainer.total_training_steps=3"
     start(over)

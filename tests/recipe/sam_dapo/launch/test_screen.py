@@ -1,8 +1,10 @@
 """What the screen says of a run, and where it goes on; its directory agrees with it."""
 
 import json
+import shutil
 
 import pytest
+import torch
 from omegaconf import OmegaConf
 
 from recipe.sam_dapo.launch import screen
@@ -14,7 +16,9 @@ TRACKER = "checkpoints/latest_checkpointed_iteration.txt"
 
 def checkpoint(run_directory, step):
     (folder := run_directory / "checkpoints" / f"global_step_{step}").mkdir(parents=True)
-    (folder / "data.pt").write_bytes(b"0")
+    for part in ("actor/model_world_size_1_rank_0.pt", "data.pt"):
+        (folder / part).parent.mkdir(exist_ok=True)
+        torch.save({}, folder / part)
     (run_directory / TRACKER).write_text(str(step))
     return folder
 
@@ -24,20 +28,40 @@ def config(run_directory, **trainer):
     return OmegaConf.create({"trainer": kept | trainer})
 
 
-def test_a_run_goes_on_from_what_verls_tracker_names_and_not_from_half_a_checkpoint(tmp_path):
+def test_a_run_goes_on_from_what_verls_tracker_names(tmp_path):
     assert screen.checkpoint(config(tmp_path)) is None
     before, newest = checkpoint(tmp_path, 3), checkpoint(tmp_path, 6)
     assert screen.checkpoint(config(tmp_path)) == newest
     assert screen.checkpoint(config(tmp_path, resume_mode="disable")) is None
+    (tmp_path / TRACKER).write_text("3")  # a run was ended between a checkpoint and its row of metrics
+    assert screen.checkpoint(config(tmp_path)) == before
+
+
+def cut(newest):
+    part = newest / "actor" / "model_world_size_1_rank_0.pt"
+    part.write_bytes(part.read_bytes()[:-1])
+
+
+DAMAGES = {
+    "unfinished": lambda newest: (newest / "data.pt").unlink(),
+    "cut": cut,
+    "a rank missing": lambda newest: torch.save({}, newest / "actor" / "model_world_size_2_rank_0.pt"),
+    "removed by verl": lambda newest: shutil.rmtree(newest / "actor"),
+    "a tracker cut by a full disk": lambda newest: (newest.parent.parent / TRACKER).write_text(""),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_run_goes_on_from_the_newest_whole_checkpoint(tmp_path, damage):
+    before, newest = checkpoint(tmp_path, 9), checkpoint(tmp_path, 10)
+    damage(newest)
+    assert screen.checkpoint(config(tmp_path)) == (newest if screen.is_whole(newest) else before)
+    for folder in (before, newest):
+        (folder / "data.pt").unlink(missing_ok=True)
     named = {"resume_mode": "resume_path", "resume_from_path": str(newest)}
-    (newest / "data.pt").unlink()
     for one in (config(tmp_path), config(tmp_path, **named)):
-        with pytest.raises(ConfigError, match=f"^{newest}: no whole checkpoint, .*: put it back, name another with "):
+        with pytest.raises(ConfigError, match="no whole checkpoint, .*: put it back, name another with "):
             screen.checkpoint(one)
-    assert screen.checkpoint(config(tmp_path, **named | {"resume_from_path": str(before)})) == before
-    (tmp_path / TRACKER).write_text("")  # where the disk was full
-    with pytest.raises(ConfigError, match="global_step_: no whole checkpoint"):
-        screen.checkpoint(config(tmp_path))
 
 
 DEAD_ACTOR = """ray::TaskRunner.run() (pid=1, ip=10.0.0.1)
