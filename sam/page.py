@@ -5,11 +5,13 @@ Pictures are SVG inside the page, so that it can be sent; texts are escaped.
 
 import base64
 import io
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from jinja2 import Environment, FileSystemLoader
+from markupsafe import Markup, escape
 
 TEMPLATES = Environment(autoescape=True, loader=FileSystemLoader(Path(__file__).parent))
 
@@ -24,13 +26,26 @@ class Picture(NamedTuple):
 
 class Section(NamedTuple):
     """A part of the page; `texts` are of pieces (text, kind), coloured by kind, `table` is a header and rows of texts
-    and numbers, which scroll on a narrow window."""
+    and numbers; on a narrow window a row of more than four is a block of lines."""
 
     heading: str
     pictures: Sequence[Picture] = ()
     caption: str = ""
     texts: Sequence[Sequence[tuple[str, str]]] = ()
     table: tuple[Sequence, Sequence[Sequence]] | None = None
+
+
+def breakable(cell: object) -> Markup:
+    """A cell's text, escaped, in which a long word may be broken behind a dot, an underscore or a slash.
+
+    Example:
+        >>> breakable("a.b_c & d")
+        Markup('a.<wbr>b_<wbr>c &amp; d')
+    """
+    return Markup(re.sub(r"([._/])(?=[A-Za-z])", r"\1<wbr>", str(escape(cell))))
+
+
+TEMPLATES.filters["breakable"] = breakable
 
 
 def page(title: str, answer: Iterable[str], sections: Iterable[Section]) -> str:

@@ -2,7 +2,7 @@
 
 A run's directory has, beside verl's own logs, and each appearing whole or not at all:
 
-rollouts/<step>.jsonl: one response per line as token ids, in dispatch order, kept or dropped.
+rollouts/<step>.jsonl: one response per line as token ids, in dispatch order, kept or dropped; when it was generated.
 engine_steps/<step>.npz: sam.record.engine_steps.EngineSteps of the first replica.
 metrics.jsonl: one object per training step, everything that goes to wandb; step 0 is the first validation.
 state.json: the phase the run is in, for the supervisor. config.yaml: its settings.

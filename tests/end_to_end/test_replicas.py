@@ -22,7 +22,12 @@ def sam(own, assets):
 
 
 def recorded(run, step):
-    return rows(run.directory / "rollouts" / f"{step}.jsonl")
+    """A step's responses, but for when they were generated."""
+    found = rows(run.directory / "rollouts" / f"{step}.jsonl")
+    for row in found:
+        begin, end = row.pop("generated_s")
+        assert begin < end
+    return found
 
 
 def test_chunks_that_wait_are_the_responses_that_verl_sends_out_whole(sam, off):

@@ -16,7 +16,7 @@ import numpy as np
 from sam.bench.result import table_of
 from sam.bench.settings import STOCK
 from sam.config import WITH_DRAFT_MODEL
-from sam.reading import ReadError, expect, json_object, one_line
+from sam.reading import ReadError, expect, json_object, json_rows, one_line
 from sam.record.engine_steps import EngineSteps
 from sam.record.responses import (
     CONFIG_FILE,
@@ -86,6 +86,26 @@ class Run:
     def _has_files(self, path: Callable[[Path, int], Path]) -> bool:
         return all(path(self.directory, step).is_file() for step in self.steps)
 
+    def median_step(self) -> int:
+        """The training step whose rollout took as long as most."""
+        ordered = sorted(self.steps, key=lambda step: self.metrics[step][ROLLOUT_SECONDS])
+        return ordered[len(ordered) // 2]
+
+    def spans(self, step: int) -> dict[tuple[int, int], tuple[float, float]]:
+        """(prompt, sample) -> when a step's response was asked for and when it was there, Unix seconds; of those that
+        say so, which older versions' do not."""
+        found = {}
+
+        def read(row: dict[str, Any], place: str) -> None:
+            if (its := row.get("generated_s")) is not None:
+                are_times = isinstance(its, list) and len(its) == 2 and all(type(one) in (int, float) for one in its)
+                expect(are_times, f"{place}, generated_s", "two times", its)
+                found[row.get("prompt"), row.get("sample")] = tuple(its)
+
+        if (path := responses_path(self.directory, step)).is_file():
+            list(json_rows(path, read))
+        return found
+
     def threshold(self) -> int | None:
         """Running requests at or below which a rollout is in its tail; None where the run's config has none."""
         value = (self.config.get("speculation") or {}).get(name := "batch_size_threshold")
@@ -154,8 +174,8 @@ def of_seeds(runs: list[Run]) -> list[list[Run]]:
 
 
 def drafted_texts(run: Run) -> list[list[tuple[str, str]]]:
-    """Samples of the last step's first prompt, as pieces (text, "drafted", "given" or ""); none without sam, and, with
-    a remark, without the model's tokenizer."""
+    """The last step's first prompt and samples of it, as pieces (text, "drafted", "given" or ""); none without sam,
+    and, with a remark, without the model's tokenizer."""
     from sam.replay import Request, make_drafter
 
     if not run.has_responses or run.config["speculation"]["method"] != "sam":
@@ -184,7 +204,9 @@ def drafted_texts(run: Run) -> list[list[tuple[str, str]]]:
             kinds[sample.name][begin : begin + accepted] = "drafted"
             kinds[sample.name][begin + generated : sample.accepted] = "given"
             drafter.append([sample.name], new, np.array([0, len(new)]))
-    return [_pieces(tokenizer, sample.response, kinds[sample.name]) for sample in samples[:TEXTS]]
+    prompt = tokenizer.decode(rows[0].prompt_tokens.tolist(), skip_special_tokens=False)
+    pieces = [_pieces(tokenizer, sample.response, kinds[sample.name]) for sample in samples[:TEXTS]]
+    return [[(prompt, "given")], *pieces]
 
 
 def _pieces(tokenizer, tokens: np.ndarray, kinds: np.ndarray) -> list[tuple[str, str]]:

@@ -3,6 +3,7 @@
 import copy
 import math
 import re
+import time
 import traceback
 from collections import Counter
 from typing import Any
@@ -19,6 +20,7 @@ from recipe.sam_dapo.rollout.client import with_hints
 
 ROW = "__row__"  # which prompt of its step or validation a prompt is
 FAILURE = "failure_said"  # tag of a prompt one of whose responses failed
+SPAN = "generated_s"  # of a response: when it was asked for and when it was there, Unix seconds
 INSTALLED = re.compile(r"(site|dist)-packages/|/lib/python\d")
 FRAME = re.compile(r'  File "(.+?\.py", line \d+).*\n')
 CHAINED = "\nThe above exception was the direct cause of the following exception:"
@@ -57,7 +59,8 @@ class SeededWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         session = copy.copy(self)  # a worker runs many agent loops at once
         session.llm_client = copy.copy(self.llm_client)
         seed = sample_seed(self.rollout_config.seed, split, step, prompt, sample)
-        session.llm_client.generate = SeededRequests(self.llm_client.generate, seed).generate
+        session.requests = SeededRequests(self.llm_client.generate, seed)
+        session.llm_client.generate = session.requests.generate
         try:
             return await super(SeededWorker, session)._run_agent_loop(sampling_params, trajectory, **kwargs)
         except Exception as error:
@@ -66,7 +69,9 @@ class SeededWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
             raise
 
     async def _compute_score(self, outputs: list, kwargs: dict[str, Any]) -> None:
-        """verl's, which would train on a reward that is no number."""
+        """verl's, which would train on a reward that is no number; says when each response was generated."""
+        for output in outputs:
+            output.extra_fields[SPAN] = self.requests.span()
         await super()._compute_score(outputs, kwargs)
         if not math.isfinite(score := outputs[-1].reward_score):  # a TypeError that names the kind of anything else
             raise ValueError(f"the reward is {score}, expected a finite number")
@@ -87,6 +92,12 @@ class SeededRequests:
         self._begun: Counter[tuple[int, ...]] = Counter()
         # Of each that has ended: its tokens, seed, tokens of the conversation's first prompt, and turn.
         self._ended: list[tuple[list[int], int, int, int]] = []
+        self._began = time.time()
+        self._finished = self._began
+
+    def span(self) -> list[float]:
+        """When the first request was sent and the last one was answered, Unix seconds."""
+        return [self._began, self._finished]
 
     async def generate(self, request_id, *, prompt_ids, sampling_params: dict[str, Any], **kwargs) -> TokenOutput:
         """verl's. It takes token ids: text that nobody reads would be made anew of every token.
@@ -100,6 +111,7 @@ class SeededRequests:
             given["seed"] = seed
         given = with_hints(given, prompt_tokens=first, turn=turn if turn > 1 else None)
         output = await self._generate(request_id, prompt_ids=prompt_ids, sampling_params=given, **kwargs)
+        self._finished = time.time()
         self._ended.append((prompt + list(output.token_ids), seed, first, turn))
         return output
 

@@ -19,7 +19,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from recipe.sam_dapo.rollout import parse_prompt_uid
-from recipe.sam_dapo.rollout.agent_loop import FAILURE
+from recipe.sam_dapo.rollout.agent_loop import FAILURE, SPAN
 
 POLL_SECONDS = 0.05
 COUNTS = ("rounds", "dropped_groups", "failed_groups", "failed_responses", "surplus_groups")
@@ -151,12 +151,14 @@ class DapoRounds(ReplayBuffer):
             uid, sample, _ = key.split("_")
             edges = np.flatnonzero(np.diff(mask.numpy() == 0, prepend=False, append=False))
             metrics = {"reward": (reward := float(scores.sum()))}
-            for name, value in getattr(extra, "data", extra).get("reward_extra_info", {}).items():
+            said = getattr(extra, "data", extra)
+            for name, value in said.get("reward_extra_info", {}).items():
                 with suppress(TypeError, ValueError):  # texts are no metrics
                     metrics[name] = float(value)
             row = {"prompt": parse_prompt_uid(uid)[1], "sample": int(sample), "round": self._counts["rounds"]}
             row |= {"prompt_tokens": prompt.tolist(), "response_tokens": response.tolist()}
             row |= {"given_spans": edges.reshape(-1, 2).tolist(), "reward": reward, "acc": metrics.get("acc")}
+            row |= {SPAN: said.get(SPAN)}
             yield uid, row, metrics
 
     def _trajectory_keys(self, partition_id: str, uids: list[str]) -> list[str]:

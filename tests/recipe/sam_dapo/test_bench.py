@@ -53,7 +53,7 @@ def run(tmp_path, monkeypatch):
     for name, value in {"FAKE": json.dumps(fake), "OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}.items():
         monkeypatch.setenv(name, value)  # and what the command sets is undone
     monkeypatch.setattr("recipe.sam_dapo.launch.environment.CPU", {})
-    monkeypatch.setattr("recipe.sam_dapo.report.page.draw_all", lambda runs: [])  # which takes seconds
+    monkeypatch.setattr("recipe.sam_dapo.report.pictures.CURVES", ())  # which take seconds
     return directory
 
 

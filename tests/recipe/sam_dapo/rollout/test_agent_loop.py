@@ -8,7 +8,7 @@ import pytest
 from verl.workers.rollout.replica import TokenOutput
 
 from recipe.sam_dapo.rollout import parse_prompt_uid, prompt_uid, sample_seed
-from recipe.sam_dapo.rollout.agent_loop import SeededRequests, SeededWorker
+from recipe.sam_dapo.rollout.agent_loop import ROW, SeededRequests, SeededWorker
 
 
 @pytest.mark.parametrize(("score", "said"), [(float("nan"), "is nan, expected a finite"), ("0.5", "must be real")])
@@ -17,8 +17,45 @@ def test_a_reward_that_is_no_number_is_refused(monkeypatch, score, said):
         outputs[-1].reward_score = score
 
     monkeypatch.setattr(SeededWorker.__mro__[1], "_compute_score", judge)
+    worker = object.__new__(SeededWorker)
+    worker.requests = SeededRequests(None, 11)
+    output = SimpleNamespace(extra_fields={})
     with pytest.raises((ValueError, TypeError), match=said):
-        asyncio.run(SeededWorker._compute_score(object.__new__(SeededWorker), [SimpleNamespace()], {}))
+        asyncio.run(SeededWorker._compute_score(worker, [output], {}))
+    begin, end = output.extra_fields["generated_s"]
+    assert begin <= end
+
+
+def test_a_response_says_when_it_was_generated(monkeypatch):
+    """Whatever agent loop makes it; other responses of the worker are made at the same time."""
+
+    async def generate(request_id, **_):
+        await asyncio.sleep(0.01)
+        return TokenOutput(token_ids=[1])
+
+    async def loop(self, sampling_params, trajectory, **kwargs):
+        await self.llm_client.generate("r", prompt_ids=[7], sampling_params={})
+        output = SimpleNamespace(extra_fields={}, reward_score=None)
+        await self._compute_score([output], kwargs)
+        return output
+
+    async def judge(self, outputs, kwargs):
+        outputs[-1].reward_score = 1.0
+
+    monkeypatch.setattr(SeededWorker.__mro__[1], "_run_agent_loop", loop)
+    monkeypatch.setattr(SeededWorker.__mro__[1], "_compute_score", judge)
+    worker = object.__new__(SeededWorker)
+    worker.llm_client = SimpleNamespace(generate=generate)
+    worker.rollout_config = SimpleNamespace(seed=0)
+    trajectory = {"validate": False, "step": 1}
+
+    async def both():
+        of = [{ROW: 0, "uid": prompt_uid(1, 0), "session_id": sample} for sample in range(2)]
+        return await asyncio.gather(*(worker._run_agent_loop({}, trajectory, **one) for one in of))
+
+    for output in asyncio.run(both()):
+        begin, end = output.extra_fields["generated_s"]
+        assert begin < end
 
 
 def ask(*conversation):
