@@ -3,12 +3,17 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import NoReturn
 
 INTERRUPTED = 130  # exit code, as a shell has it for Ctrl-C
+SILENCE = 5.0  # seconds that a command says nothing
 
 
 class Parser(argparse.ArgumentParser):
@@ -36,6 +41,58 @@ def run_command(
         print(f"error: {' '.join(str(error).splitlines())}", file=sys.stderr)
         return code
     return 0
+
+
+@contextmanager
+def waiting(what: str, silence: float = SILENCE) -> Iterator[None]:
+    """Say on standard error what is being done once it takes longer than `silence` seconds, then ever more seldom."""
+    ended = threading.Event()
+    begun = time.monotonic()
+    screen = os.dup(2)  # which `quiet` leaves alone
+
+    def say() -> None:
+        pause = silence
+        while not ended.wait(pause):
+            os.write(screen, f"{what}: {time.monotonic() - begun:.0f} s\n".encode())
+            pause *= 2
+
+    speaker = threading.Thread(target=say, daemon=True)
+    speaker.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        speaker.join()
+        os.close(screen)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep what other packages print off the screen, whichever way they write; after an exception it is shown."""
+    _flush()
+    screen = [os.dup(1), os.dup(2)]
+    with tempfile.TemporaryFile() as kept:
+        for stream in (1, 2):
+            os.dup2(kept.fileno(), stream)
+        failed = False
+        try:
+            yield
+        except Exception:
+            failed = True
+            raise
+        finally:
+            _flush()
+            for stream, place in enumerate(screen, 1):
+                os.dup2(place, stream)
+                os.close(place)
+            if failed:
+                kept.seek(0)
+                os.write(2, kept.read())
+
+
+def _flush() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
 
 
 def number(least: int) -> Callable[[str], int]:

@@ -6,6 +6,7 @@ It lies in `sam`, so that it can say which folder hides the recipe.
 import difflib
 import importlib
 import sys
+from importlib.metadata import PackageNotFoundError, version
 
 from sam.command import what_hides_the_recipe
 
@@ -22,6 +23,8 @@ COMMANDS = {
     "distil": ("recipe.sam_dapo.draft_model", "train a draft model for a model"),
 }
 HELP = ("-h", "--help")
+VERSION = ("-V", "--version")
+PACKAGES = ("sam-rollout", "verl", "vllm", "torch")
 
 
 def usage() -> str:
@@ -30,12 +33,26 @@ def usage() -> str:
     return "\n".join(("usage: sam COMMAND ...    sam COMMAND --help says more", "", *rows))
 
 
+def versions() -> str:
+    """The versions of this project and of what it works in."""
+    found = []
+    for package in PACKAGES:
+        try:
+            found.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            found.append(f"{package} not installed")
+    return ", ".join(found)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Call the command that the first argument names with the others; returns its exit code."""
     name, *words = (sys.argv[1:] if arguments is None else arguments) or [""]
     if not name or name in HELP:
         print(usage(), file=sys.stdout if name else sys.stderr)
         return 0 if name else 2
+    if name in VERSION:
+        print(versions())
+        return 0
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, 1)
         meant = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(COMMANDS)}"

@@ -45,7 +45,7 @@ class SpeculationConfig:
         ValueError: a value outside its range; the line names the key, the value and what is allowed.
 
     Example:
-        >>> config = SpeculationConfig(num_speculative_tokens=5, policy="goodput")
+        >>> config = SpeculationConfig(num_speculative_tokens=5, scope="request")
         >>> SpeculationConfig.from_dict(config.to_dict()) == config
         True
         >>> config.vllm_arguments()["speculative_config"]
@@ -58,9 +58,9 @@ class SpeculationConfig:
     method: str = "sam"
     draft_model: str | None = None
     draft_sample_method: str = "probabilistic"
-    num_speculative_tokens: int = 3
+    num_speculative_tokens: int = 8
     paths: int = 1
-    policy: str = "threshold"
+    policy: str = "goodput"
     batch_size_threshold: int = 8
     step_cost: str | None = None
     scope: str = "group"
@@ -131,17 +131,12 @@ class SpeculationConfig:
     @classmethod
     def from_vllm(cls, vllm_config) -> Self | None:
         """What an engine was given as `additional_config["speculation"]`: nothing has to be set where it names this
-        project's drafter; None where it asks for nothing of this project.
-
-        Where neither a policy nor its threshold is set, the policy is goodput: a server's load is not known beforehand.
-        """
+        project's drafter; None where it asks for nothing of this project."""
         section = (vllm_config.additional_config or {}).get("speculation")
         drafter = getattr(getattr(vllm_config, "speculative_config", None), "model", None) or ""
         if section is None and str(drafter).startswith("sam."):
             section = {}
-        if section is None:
-            return None
-        return cls.from_dict(section if "batch_size_threshold" in section else {"policy": "goodput", **section})
+        return None if section is None else cls.from_dict(section)
 
     def to_dict(self) -> dict[str, Any]:
         """All keys and values, as JSON and YAML hold them."""

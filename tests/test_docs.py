@@ -20,7 +20,7 @@ from sam import command_line
 
 ROOT = Path(__file__).parents[1]
 PAGES = {str(page.relative_to(ROOT)): page.read_text() for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"))}
-FOLDERS = "sam|recipe|configs|scripts|tests|docs|patches|docker|requirements"
+FOLDERS = "sam|recipe|configs|scripts|tests|docs|patches|docker|requirements|examples"
 
 
 def inline_code(text: str) -> list[str]:
@@ -43,12 +43,11 @@ def commands_of(text: str) -> set[tuple[str, ...]]:
     for block in re.findall(r"^ *```bash\n(.*?)^ *```", text, flags=re.M | re.S):
         lines += block.replace("\\\n", " ").splitlines()
     parts = [re.sub(r"^\s*([A-Z_]+=\S*\s+)*", "", part) for line in lines for part in re.split(r"\s&&\s", line)]
-    of_ours = r"sam [a-z]|python (-m (sam|recipe\.sam_dapo|tests)\.|docs/|scripts/)|bash scripts/"
+    of_ours = r"sam [a-z]|python (-m (sam|recipe|tests)\.|docs/|examples/)|bash (scripts|examples)/"
     return {tuple(shlex.split(part, comments=True)) for part in parts if re.match(of_ours, part)}
 
 
-# The commands of docs/results.md are those of the commits that it names.
-COMMANDS = sorted((page, *words) for page in PAGES if page != "docs/results.md" for words in commands_of(PAGES[page]))
+COMMANDS = sorted((page, *words) for page in PAGES for words in commands_of(PAGES[page]))
 
 
 def help_of(words: list[str]) -> str:

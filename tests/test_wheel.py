@@ -30,6 +30,16 @@ def test_the_wheel_has_all_configs_and_patches_and_no_other_package(wheel):
     assert {name.split("/")[0].split("-")[0] for name in names} == {"sam", "recipe", "sam_rollout"}
 
 
+def test_the_page_says_its_name_and_size(wheel):
+    page = (REPOSITORY / "docs" / "use_with_your_run.md").read_text()
+    assert f"`{wheel.name}` ({wheel.stat().st_size / 1e6:.1f} MB)" in page
+
+
+def test_the_command_has_a_second_name(python_with_vllm, tmp_path):
+    said = run(python_with_vllm.with_name("sam-rollout"), tmp_path, "--version")
+    assert said.startswith("sam-rollout 0.")
+
+
 def test_sam_needs_numpy_and_numba_alone(python_with_vllm, tmp_path):
     """The drafter is importable without vLLM, and nothing of a trainer's is."""
     code = (

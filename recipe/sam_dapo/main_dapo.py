@@ -60,7 +60,11 @@ def main(arguments: list[str] | None = None) -> int:
         with supervisor.lock(run_directory):
             return supervise(config, options)
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        lines = str(error).splitlines()
+        print(*(f"error: {line}" for line in lines), sep="\n", file=sys.stderr)
+        if len(lines) > 1:
+            asks = f"sam doctor --config-name {options.config_name} also asks verl and vLLM"
+            print(f"{preflight.counted(lines)}; {asks}", file=sys.stderr)
         return 2
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from sam.bench import prompts
+from sam.bench import hub, prompts
 from sam.bench.prompts import WARM_UP, Batches, Place
 from sam.bench.settings import STOCK, Settings, engine_arguments
 from sam.config import HUGE_PAGES
@@ -77,6 +77,7 @@ def prepare(settings: Settings) -> tuple[dict[Place, Batches], list[str]]:
         ValueError: one line.
     """
     vllm_version()
+    settings.model = hub.folder_of(settings.model)
     given = engine_arguments(settings.engine)
     folder = Path(given.get("tokenizer") or settings.model)
     tokenizer = folder if any(folder.glob("*token*")) else None

@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from sam.bench.hub import is_hub_name
 from sam.command import Parser, number
 from sam.config import WITH_DRAFT_MODEL, SpeculationConfig
 
@@ -41,8 +42,9 @@ class Settings(argparse.Namespace):
         if self.text and self.prompts:
             raise ValueError("--text has its own prompts: leave --prompts out")
         for folder in filter(None, (self.model, self.draft_model)):
-            if not (folder / "config.json").is_file():
-                raise ValueError(f"{folder}: no config.json there; expected the folder of a model")
+            if not (folder / "config.json").is_file() and not (folder is self.model and is_hub_name(folder)):
+                expected = "the folder of a model, or for --model a name, as Qwen/Qwen3-8B"
+                raise ValueError(f"{folder}: no config.json there; expected {expected}")
         if len(set(self.variants)) < len(self.variants) or not {STOCK, "off"} & set(self.variants):
             expected = "different ones, stock or off among them, to compare with"
             raise ValueError(f"--variants {_words(self.variants)}: expected {expected}")
@@ -89,7 +91,7 @@ class Settings(argparse.Namespace):
             return keys | {"method": "sam", "policy": "always", "num_speculative_tokens": FIXED[variant]}
         if variant in WITH_DRAFT_MODEL:
             keys["draft_model"] = str(self.draft_model)
-        return keys | ({"policy": "goodput"} if variant in ("sam", *WITH_DRAFT_MODEL) else {})
+        return keys
 
 
 def engine_arguments(words: list[str]) -> dict[str, str]:
@@ -133,18 +135,25 @@ def parser() -> Parser:
     description = "Does speculation pay for this model, engine and load, compared with stock vLLM?"
     found = Parser(prog="sam bench", description=description, epilog=EPILOG, allow_abbrev=False)
     positive = number(1)
-    found.add_argument("--model", type=Path, required=True, help="folder of the model")
+    found.add_argument("--model", type=Path, required=True, help="its folder, or its name on Hugging Face")
     found.add_argument("--prompts", type=Path, help=".jsonl or .parquet with prompt or prompt_token_ids; or built in")
     found.add_argument("--text", type=Path, help="recording or run directory whose responses all requests emit")
     requests = "loads: requests that start together"
     found.add_argument("--requests", type=positive, nargs="+", default=[1, 4, 24], help=requests)
     found.add_argument("--samples", type=positive, default=8, help="requests of one prompt")
-    found.add_argument("--responses", type=positive, default=8, help="of a round at least: in several batches")
-    found.add_argument("--max-tokens", type=positive, help=f"of a response; {DEFAULT_MAX_TOKENS}, with --text all")
+    found.add_argument("--responses", type=positive, default=8, help="least number of responses in a round")
+    of_response = f"tokens of a response at most; by default {DEFAULT_MAX_TOKENS}, with --text as many as it has"
+    found.add_argument("--max-tokens", type=positive, help=of_response)
     found.add_argument("--temperature", type=float, default=1.0)
-    variants = {"choices": (*VARIANTS, *FIXED), "default": [STOCK, "off", "sam"]}
-    found.add_argument("--variants", nargs="+", **variants, help="sam-k2: drafts of 2 in every step")
-    found.add_argument("--draft-tokens", type=int, default=8, help="longest draft of a request, 1 to 15")
+    variants = {"choices": (*VARIANTS, *FIXED), "default": [STOCK, "off", "sam"], "metavar": "VARIANT"}
+    choices = f"{', '.join(VARIANTS)}, or sam-k1 to sam-k15, which draft so many tokens in every step"
+    found.add_argument("--variants", nargs="+", **variants, help=choices)
+    found.add_argument(
+        "--draft-tokens",
+        type=int,
+        default=SpeculationConfig.num_speculative_tokens,
+        help="longest draft of a request, 1 to 15",
+    )
     found.add_argument("--draft-model", type=Path, metavar="DIR", help="of draft_model and hybrid, or eagle3's head")
     found.add_argument("--rounds", type=positive, default=3, help="runs of each load and variant that count")
     found.add_argument("--ignore-eos", action="store_true", help="all responses have --max-tokens tokens")
@@ -155,7 +164,7 @@ def parser() -> Parser:
     found.add_argument(
         "--json", action="store_true", help="print one object, as result.json has it, in place of a table"
     )
-    found.add_argument("--check", action="store_true", help="look at these words only, and measure nothing")
+    found.add_argument("--check", action="store_true", help="check the arguments, and measure nothing")
     return found
 
 
@@ -173,8 +182,10 @@ def parse(arguments: list[str]) -> Settings:
     settings.ignore_eos |= settings.text is not None
     if settings.text is None and settings.max_tokens is None:
         settings.max_tokens = DEFAULT_MAX_TOKENS
-    for name in ("model", "draft_model"):
-        setattr(settings, name, getattr(settings, name) and getattr(settings, name).absolute())
+    if not is_hub_name(settings.model):
+        settings.model = settings.model.absolute()
+    if settings.draft_model:
+        settings.draft_model = settings.draft_model.absolute()
     settings.validate()
     return settings
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -26,6 +27,12 @@ def test_the_table_and_the_nearest_command(capsys):
     assert main(["bnech"]) == 2 and main(["quux"]) == 2
     first, second = capsys.readouterr().err.splitlines()
     assert first == "error: sam bnech: no such command; did you mean bench?" and "expected one of run, " in second
+
+
+def test_the_versions(capsys):
+    assert main(["--version"]) == main(["-V"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == second and f"sam-rollout {version('sam-rollout')}, verl {version('verl')}, " in first
 
 
 HELP = """

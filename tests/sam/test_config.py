@@ -12,7 +12,7 @@ def test_it_comes_back_equal_through_vllms_json():
     from vllm.engine.arg_utils import EngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    sent = SpeculationConfig(policy="goodput", scope="history", verification="rejection", corpus=("a", "b"))
+    sent = SpeculationConfig(policy="threshold", scope="history", verification="rejection", corpus=("a", "b"))
     additional = json.dumps(sent.vllm_arguments()["additional_config"])
     parsed = EngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args(["--additional-config", additional])
     arguments = EngineArgs.from_cli_args(parsed)
@@ -23,15 +23,14 @@ def test_it_comes_back_equal_through_vllms_json():
     ("additional", "drafter", "expected"),
     [
         (None, None, None),
-        ({"speculation": {}}, None, SpeculationConfig(policy="goodput")),
+        ({"speculation": {}}, None, SpeculationConfig()),
         ({"speculation": {"batch_size_threshold": 4}}, None, SpeculationConfig(batch_size_threshold=4)),
-        (None, "sam.SamProposer", SpeculationConfig(policy="goodput")),  # the drafter's name alone
+        (None, "sam.SamProposer", SpeculationConfig()),  # the drafter's name alone
         ({"speculation": {"policy": "always"}}, "sam.SamProposer", SpeculationConfig(policy="always")),
         ({}, "ngram", None),  # vLLM's own asks for nothing
     ],
 )
 def test_what_an_engine_asks_for(additional, drafter, expected):
-    """The defaults are those of a server."""
     speculative = drafter and SimpleNamespace(model=drafter)
     engine = SimpleNamespace(additional_config=additional, speculative_config=speculative)
     assert SpeculationConfig.from_vllm(engine) == expected
@@ -72,7 +71,7 @@ def test_where_sam_is_scheduled_asynchronously(engine, scheduling, expected):
     config = SpeculationConfig(async_scheduling=scheduling)
     assert config.schedules_asynchronously(*engine) is expected
     drafter = config.vllm_arguments(expected)["speculative_config"]
-    assert drafter.get("method") == ("ngram_gpu" if expected else None) and drafter["num_speculative_tokens"] == 3
+    assert drafter.get("method") == ("ngram_gpu" if expected else None) and drafter["num_speculative_tokens"] == 8
     assert not SpeculationConfig(method="off", async_scheduling=scheduling).schedules_asynchronously(*engine)
     for method in ("draft_model", "hybrid", "eagle3"):
         trained = SpeculationConfig(method, "folder", async_scheduling=scheduling)

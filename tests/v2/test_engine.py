@@ -112,10 +112,11 @@ def test_what_is_not_there_yet_is_refused_in_one_line(model, line, method, argum
 
 
 def test_an_engine_is_asked_for_the_door_and_the_graphs():
-    assert engine_arguments(SpeculationConfig())["speculative_config"] == {
+    config = SpeculationConfig(policy="threshold", num_speculative_tokens=3, batch_size_threshold=8)
+    assert engine_arguments(config)["speculative_config"] == {
         "method": "ngram_gpu",
         "num_speculative_tokens": 3,
-        "num_speculative_tokens_per_batch_size": [(1, 8, 3), (9, 9, 0)],  # the default: a threshold of 8 requests
+        "num_speculative_tokens_per_batch_size": [(1, 8, 3), (9, 9, 0)],
     }
 
 

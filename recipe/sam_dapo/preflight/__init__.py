@@ -8,30 +8,62 @@ from omegaconf import DictConfig, OmegaConf
 from recipe.sam_dapo.launch.config import ConfigError
 from recipe.sam_dapo.preflight import compatibility, machine, settings, vllm_command
 
-# Of this machine and its device; of the config alone; of files.
-OF_DEVICE = (compatibility.packages_and_variables, machine.memory_and_disk)
-OF_CONFIG = (compatibility.values, settings.sizes, machine.memory_of_a_device)
-OF_FILES = (settings.data, settings.model, settings.draft_model, settings.corpus, settings.history_of_responses)
+# What is looked at, by name: of the config alone, of files, of this machine and its device.
+OF_CONFIG = {
+    "values": compatibility.values,
+    "sizes": settings.sizes,
+    "memory of a device": machine.memory_of_a_device,
+}
+OF_FILES = {
+    "data": settings.data,
+    "model": settings.model,
+    "draft model": settings.draft_model,
+    "corpus": settings.corpus,
+    "history": settings.history_of_responses,
+}
+OF_DEVICE = {
+    "packages and variables": compatibility.packages_and_variables,
+    "memory and disk": machine.memory_and_disk,
+}
 OF_IMAGE = (compatibility.packages_and_variables, vllm_command.what_verl_and_vllm_say)
 
 
 def check(config: DictConfig, files: bool = True) -> None:
-    """Raise ConfigError with the first problem found, and how many more there are."""
+    """Raise ConfigError with a line for each problem found."""
     if lines := list(find_problems(config, files)):
-        raise ConfigError(lines[0] + f" ({len(lines) - 1} more)" * (len(lines) > 1))
+        raise ConfigError("\n".join(lines))
 
 
-def find_problems(config: DictConfig, files: bool = True, device: bool = True) -> Iterator[str]:
-    """What can be said at once, before every run; of keys and their types first, with which the rest calculates.
+def find_problems(config: DictConfig, files: bool = True) -> Iterator[str]:
+    """What can be said at once, before every run. Without `files` those that a run reads may still have to be made."""
+    return (line for _name, lines in look(config, files) for line in lines)
 
-    Without `files` those that a run reads may still have to be made; without `device` there is none here.
-    """
-    wrong, finds = list(settings.keys(config)), (*OF_CONFIG, *OF_FILES * files, *OF_DEVICE * device)
-    yield from wrong or (line for find in finds for line in find(config))
+
+def look(config: DictConfig, files: bool = True) -> Iterator[tuple[str, list[str]]]:
+    """What is looked at and the problems found there: a missing device first, then keys, with which the rest
+    calculates."""
+    missing = list(machine.missing_device(config))
+    yield "device", missing
+    wrong = list(settings.keys(config))
+    yield "keys", wrong
+    if wrong:
+        return
+    finds = dict(OF_CONFIG)
+    if files:
+        finds |= OF_FILES
+    if not missing:
+        finds |= OF_DEVICE
+    for name, find in finds.items():
+        yield name, list(find(config))
+
+
+def counted(problems: list[str]) -> str:
+    """How many there are."""
+    return f"{len(problems)} problem{'' if len(problems) == 1 else 's'}"
 
 
 def of_this_node(content: dict, head: dict) -> list[str]:
     """Runs on a node of a cluster, in the environment that `ray start` gave its Ray."""
     config = OmegaConf.create(content)
-    found = [line for find in (*OF_DEVICE, *OF_FILES) for line in find(config)]
+    found = [line for find in (OF_DEVICE | OF_FILES).values() for line in find(config)]
     return [*found, *machine.differences(head)]

@@ -1,10 +1,9 @@
-"""`sam doctor`: what this environment has; with a config, what a run of it would lack, with its mend."""
+"""`sam doctor`: what this environment has; with a config, what a run of it would lack and what to do about it."""
 
-import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -15,13 +14,28 @@ from recipe.sam_dapo.launch import routing, sharing
 from recipe.sam_dapo.launch.config import ConfigError, compose_config
 from recipe.sam_dapo.launch.versions import engine_of_cpu, known
 from recipe.sam_dapo.preflight import compatibility, machine, settings, vllm_command
-from sam.command import Parser, run_command
+from sam.command import Parser, quiet, run_command, waiting
 
-DEVICE_FILES = {"npu": "davinci[0-9]*", "cuda": "nvidia[0-9]*"}
+ON_ITS_CPU = "bash scripts/run_dapo_tiny_cpu.sh trains on its CPU, and so does every config with scale=smoke"
 
 
-def has_device(device: str) -> bool:
-    return device not in DEVICE_FILES or any(Path("/dev").glob(DEVICE_FILES[device]))
+def tick(line: str) -> str:
+    """A line about what is as it must be."""
+    return f"{_mark('✓')} {line}"
+
+
+def cross(line: str) -> str:
+    """A line about a problem."""
+    return f"{_mark('✗')} {line}"
+
+
+def _mark(mark: str) -> str:
+    """The mark, or a word where the screen cannot show it."""
+    try:
+        mark.encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return {"✓": "ok", "✗": "error:"}[mark]
+    return mark
 
 
 def describe(config: DictConfig) -> Iterator[str]:
@@ -38,43 +52,66 @@ def describe(config: DictConfig) -> Iterator[str]:
     yield machine.describe_device_memory(config)
 
 
-def of_run(config: DictConfig, as_json: bool) -> int:
-    """Print all that is found, then about the run; 2: something is wrong."""
-    is_here = has_device(config.trainer.device)
-    left_out = []
-    if not is_here:
-        left_out.append(f"no {config.trainer.device} device here: packages, memory, disk and Ray are not looked at")
-    elif config.trainer.nnodes > 1:
+def look(config: DictConfig) -> Iterator[tuple[str, list[str]]]:
+    """What is looked at and the problems found there: what `sam run --check` looks at, then what takes longer."""
+    is_missing = bool(list(machine.missing_device(config)))
+    yield from preflight.look(config)
+    with waiting("asking verl and vLLM"), quiet():
+        said = list(vllm_command.what_verl_and_vllm_say(config))
+    yield "verl and vLLM", said
+    if config.trainer.nnodes > 1 and not is_missing:
         os.environ.setdefault("RAY_ADDRESS", "auto")  # the cluster that a run would take
-    with contextlib.redirect_stdout(sys.stderr):  # verl and vLLM log to stdout
-        problems = list(preflight.find_problems(config, device=is_here))
-        problems += vllm_command.what_verl_and_vllm_say(config)
-        problems += machine.ray_cluster(config, preflight.of_this_node)
+    if os.environ.get("RAY_ADDRESS"):
+        with waiting("asking the nodes of the Ray cluster"), quiet():
+            said = list(machine.ray_cluster(config, preflight.of_this_node))
+        yield "nodes", said
+
+
+def of_run(config: DictConfig, as_json: bool) -> int:
+    """Print what is looked at, as soon as it is known, then about the run; 2: something is wrong."""
+    problems = []
+    for name, lines in look(config):
+        problems += lines
+        if not as_json:
+            _print(map(cross, lines) if lines else [tick(name)])
     notes = list(describe(config))
     if as_json:
-        print(json.dumps({"problems": problems, "notes": left_out + notes}))
-        return 2 if problems else 0
-    print(*left_out, *(f"error: {problem}" for problem in problems), *notes, sep="\n")
-    print(f"{len(problems)} problem{'' if len(problems) == 1 else 's'}")
+        print(json.dumps({"problems": problems, "notes": notes}))
+    else:
+        _print([*notes, preflight.counted(problems)])
     return 2 if problems else 0
+
+
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line, flush=True)
 
 
 def of_environment(as_json: bool) -> int:
     """Print what this environment has. 2: some of it is refused."""
-    device = "cpu" if engine_of_cpu() else next(filter(has_device, DEVICE_FILES), "cpu")
-    found = list(compatibility.of_machine(device))
+    accelerators = list(filter(machine.has_device, machine.DEVICE_FILES))
+    device = "cpu" if engine_of_cpu() or not accelerators else accelerators[0]
+    with waiting("looking at packages"):
+        found = list(compatibility.of_machine(device))
+    problems = [wrong for *_, wrong in found if wrong]
+    versions = known()
     if as_json:
-        values = {"device": device, **known(), **{name: value for name, value, _wrong in found}}
-        print(json.dumps({"problems": [wrong for *_, wrong in found if wrong], "environment": values}, default=str))
-        return 2 if any(wrong for *_, wrong in found) else 0
-    print("; ".join([f"device {device}", *(f"{name} {value}" for name, value in known().items())]))
-    print(*(f"error: {wrong}" if wrong else f"{name}: {value}" for name, value, wrong in found), sep="\n")
-    if device == "cpu":
-        from sam.vllm.cpu_fixes import describe  # vLLM
+        values = {"device": device, **versions, **{name: value for name, value, _wrong in found}}
+        print(json.dumps({"problems": problems, "environment": values}, default=str))
+        return 2 if problems else 0
+    if not accelerators:
+        print(f"no accelerator here: {ON_ITS_CPU}")
+    _print(cross(wrong) if wrong else tick(f"{name}: {value}") for name, value, wrong in found)
+    others = versions.keys() - {name.lower() for name, *_ in found}
+    print("; ".join([f"device {device}", *(f"{name} {versions[name]}" for name in versions if name in others)]))
+    if device == "cpu" and versions["vllm"]:
+        with waiting("timing a linear layer"), quiet():
+            from sam.vllm.cpu_fixes import describe  # vLLM
 
-        print(describe())
-    print("sam doctor --config-name NAME [overrides] checks a run")
-    return 2 if any(wrong for *_, wrong in found) else 0
+            said = describe()
+        print(said)
+    print(f"{preflight.counted(problems)}; sam doctor --config-name NAME [overrides] checks a run")
+    return 2 if problems else 0
 
 
 def of_weights(folder: Path, as_json: bool) -> int | str:
@@ -116,7 +153,8 @@ def main(arguments: list[str] | None = None) -> int:
     if not options.config_name:
         return of_environment(options.json)
     try:
-        config = compose_config(options.config_name, options.overrides)
+        with waiting("reading the config"):
+            config = compose_config(options.config_name, options.overrides)
     except ConfigError as error:
         if options.json:
             print(json.dumps({"problems": [str(error)], "notes": []}))

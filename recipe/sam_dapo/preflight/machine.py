@@ -24,6 +24,25 @@ BF16, FP32 = 2, 4
 OPTIMIZER = 3 * FP32  # master weights and two moments: Megatron's distributed optimizer, and what FSDP2 saves
 
 
+DEVICE_FILES = {"npu": ("davinci[0-9]*",), "cuda": ("nvidia[0-9]*", "dxg")}  # below /dev; the last one is WSL's
+ON_A_CPU = "on a CPU add scale=smoke, or take scripts/run_dapo_tiny_cpu.sh"
+ELSEWHERE = {"npu": f"on GPUs add device=cuda training=fsdp2, {ON_A_CPU}", "cuda": ON_A_CPU}
+
+
+def has_device(device: str) -> bool:
+    """Whether this machine has one; it always has a CPU."""
+    patterns = DEVICE_FILES.get(device)
+    return patterns is None or any(any(Path("/dev").glob(pattern)) for pattern in patterns)
+
+
+def missing_device(config: DictConfig) -> Iterator[str]:
+    """Whether a run would find its device: here, unless a Ray is named, whose nodes have them."""
+    device = config.trainer.device
+    if not has_device(device) and not os.environ.get("RAY_ADDRESS"):
+        said = f"no {device} device here, so packages, memory and disk were not looked at"
+        yield f"{said}: {ELSEWHERE[device]} [machine.device]"
+
+
 class DeviceMemory(NamedTuple):
     """GiB of one die, while generating and while updating with nothing offloaded that the update uses."""
 

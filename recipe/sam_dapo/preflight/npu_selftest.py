@@ -43,7 +43,7 @@ def run_engine(model: str, device: str, name: str) -> None:
         options = {"compilation_config": {"cudagraph_mode": "FULL"} | ({"mode": 0} if device == "cpu" else {})}
     if name != "off":
         options["speculative_config"] = {"model": "sam.SamProposer", "num_speculative_tokens": K}
-    speculation = {"verification": "exact", "batch_size_threshold": 1000}
+    speculation = {"verification": "exact", "policy": "always"}
     llm = LLM(
         model, skip_tokenizer_init=True, dtype="float32" if device == "cpu" else "bfloat16", seed=0, max_model_len=512,
         max_num_seqs=REQUESTS, gpu_memory_utilization=0.3, additional_config={"speculation": speculation}, **options,

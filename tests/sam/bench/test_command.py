@@ -86,6 +86,30 @@ def test_a_measurement(bench, tmp_path, capsys):
     assert bench() == 2 and "result.json is there already: name another --output" in capsys.readouterr().err
 
 
+def test_a_model_by_its_name_is_fetched_first(bench, tmp_path, capsys, monkeypatch):
+    import huggingface_hub
+
+    def fetch(name, allow_patterns):
+        assert name == "Owner/Name" and "*.safetensors" in allow_patterns
+        return str(tmp_path / "model")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+    assert bench("--model", "Owner/Name") == 0
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert result["settings"]["model"] == str(tmp_path / "model")
+    capsys.readouterr()
+
+    def fail(name, allow_patterns):
+        raise OSError("no network\nand more")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    assert bench("--model", "Owner/Name") == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: Owner/Name: no such folder, and not fetched from Hugging Face (no network): ")
+    assert "bash scripts/prepare_model.sh Owner/Name" in error and error.count("\n") == 1
+    assert bench("--model", "Owner/Name", "--check") == 0
+
+
 def test_ctrl_c_keeps_what_is_measured_and_kills_an_engine_that_does_not_end(bench, tmp_path, capsys, monkeypatch):
     class Interrupted(EngineProcess):
         replies = 0

@@ -13,7 +13,6 @@ from safetensors.numpy import save_file
 
 from recipe.sam_dapo.launch import versions
 from recipe.sam_dapo.launch.config import compose_config
-from recipe.sam_dapo.preflight import __main__ as report
 from recipe.sam_dapo.preflight import compatibility, machine
 from recipe.sam_dapo.tiny.tokenizer import build_tokenizer
 
@@ -64,7 +63,7 @@ class Node:
         self.env("ASCEND_HOME_PATH", str(folder / "cann"))
         original = versions.installed
         self.set(versions, "installed", lambda name: self.versions.get(name) or original(name))
-        self.set(report, "has_device", lambda device: True)
+        self.set(machine, "has_device", lambda device: True)
         places = {machine.SHARED_MEMORY: "shared"}
         self.set(machine, "free_gib", lambda place: self.free[places.get(place, "disk")])
         self.set(machine, "free_memory_gib", lambda: self.free["memory"])

@@ -1,12 +1,13 @@
 """What a user may get wrong: each mistake alone on a node that is good otherwise, and the line that preflight has."""
 
 import json
+import re
 import subprocess
 import sys
 
 import pytest
 
-from recipe.sam_dapo import preflight
+from recipe.sam_dapo import main_dapo, preflight
 from recipe.sam_dapo.launch.config import CONFIGS, ConfigError
 from recipe.sam_dapo.launch.versions import installed
 from recipe.sam_dapo.patch import Patches
@@ -101,8 +102,8 @@ def test_assets_are_made_by_the_configs_own_command_or_still_to_be_built(tmp_pat
     config = tiny(tmp_path / "none")
     with pytest.raises(ConfigError) as raised:
         preflight.check(config)
-    assert f"make it with python -m recipe.sam_dapo.tiny.assets --output {tmp_path}/none" in str(raised.value)
-    assert str(raised.value).endswith("[data.missing] (2 more)")
+    said = str(raised.value).splitlines()
+    assert len(said) == 3 and all(f"tiny.assets --output {tmp_path}/none [" in line for line in said)
     preflight.check(config, files=False)
 
 
@@ -136,35 +137,66 @@ def test_the_doctor_says_what_is_wrong_and_what_a_run_consists_of(node, capsys, 
     node.env("RAY_ADDRESS", "auto")
     assert doctor.main(["--config-name", "dapo_qwen3_32b"]) == 2
     printed = capsys.readouterr().out
-    assert printed.startswith("error: verl's words\n") and printed.endswith("\n1 problem\n")
+    assert printed.startswith("✓ device\n✓ keys\n") and printed.endswith("\n1 problem\n")
+    assert "\n✗ verl's words\n✓ nodes\n" in printed
     assert "2 nodes x 16 npu devices; rollout: 4 replicas of 8, with up to 128 requests" in printed
     for part in ("\nrouting: ", "; sharing: ", "\nrollout, a die of 64 GiB: ", "optimizer", "a checkpoint has 427 GiB"):
         assert part in printed
     assert doctor.main(["--config-name", "dapo_qwen3_32b", "--json"]) == 2
     said = json.loads(capsys.readouterr().out)
-    assert said["problems"] == ["verl's words"] and len(said["notes"]) == printed.count("\n") - 2
-    node.set(doctor, "has_device", lambda device: False)
+    assert said["problems"] == ["verl's words"] and all(f"\n{note}\n" in printed for note in said["notes"])
+
+
+def test_without_its_device_the_doctor_and_a_check_say_so_first_and_find_as_much(node, capsys, monkeypatch):
+    node.set(vllm_command, "what_verl_and_vllm_say", lambda config: [])
+    for module in (doctor, main_dapo):
+        node.set(module, "compose_config", lambda name, overrides: node.config(*overrides))
+    node.set(machine, "has_device", lambda device: False)
     monkeypatch.delenv("ASCEND_HOME_PATH")
-    assert doctor.main(["--config-name", "dapo_qwen3_32b"]) == 2
-    assert capsys.readouterr().out.startswith("no npu device here: ")
+    words = ["--config-name", "dapo_qwen3_32b", "data.train_files=/nowhere"]
+    assert doctor.main(words) == 2
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].startswith("✗ no npu device here") and "on a CPU add scale=smoke" in printed[0]
+    found = [line.removeprefix("✗ ") for line in printed if line.startswith("✗ ")]
+    assert len(found) == 2 and printed[-1] == "2 problems"
+    assert main_dapo.main([*words, "--check"]) == 2
+    *checked, count = capsys.readouterr().err.splitlines()
+    assert checked == [f"error: {line}" for line in found] and count.startswith("2 problems; sam doctor ")
+
+
+QUIET = """
+import sys
+from recipe.sam_dapo.preflight import __main__ as doctor
+print("code", doctor.main(["--config-name", "dapo_tiny_cpu", f"assets={sys.argv[1]}"]))
+"""
+
+
+def test_nothing_that_verl_and_vllm_print_is_shown(assets):
+    ended = subprocess.run([sys.executable, "-c", QUIET, assets], capture_output=True, text=True, check=True)
+    found = [line for line in ended.stdout.splitlines() if line.startswith(("✓ ", "✗ "))]
+    notes = ended.stdout.splitlines()[len(found) :]
+    assert len(found) > 8 and len(notes) == 5, ended.stdout  # three about the run, the count, the code
+    assert all(re.fullmatch(r"[\w ]+: \d+ s", line) for line in ended.stderr.splitlines()), ended.stderr
 
 
 def test_without_a_config_it_says_what_the_environment_has(capsys, monkeypatch):
     monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER", raising=False)
     assert doctor.main([]) == 0
     first, *lines = capsys.readouterr().out.splitlines()
-    assert first.startswith("device cpu; commit ") and f"; ray {installed('ray')}; " in first and len(lines) <= 20
-    assert {"vllm: 0.24.0", "plugin sam: installed", "VLLM_USE_V2_MODEL_RUNNER: not set"} <= {*lines}
+    assert first.startswith("no accelerator here: bash scripts/run_dapo_tiny_cpu.sh ") and len(lines) <= 20
+    (others,) = (line for line in lines if line.startswith("device cpu; commit "))
+    assert f"; ray {installed('ray')}; " in others and "; vllm " not in others
+    assert {"✓ vllm: 0.24.0", "✓ plugin sam: installed", "✓ VLLM_USE_V2_MODEL_RUNNER: not set"} <= {*lines}
     first, second = (len(doors.DOORS[group]) for group in ("first", "second"))
-    assert f"vLLM's doors, first: {first} of {first}" in lines
-    assert any(line.startswith("vLLM's doors, second: ") and line.count(f" of {second}") for line in lines)
+    assert f"✓ vLLM's doors, first: {first} of {first}" in lines
+    assert any(line.startswith("✓ vLLM's doors, second: ") and line.count(f" of {second}") for line in lines)
     assert doctor.main(["--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["problems"] == [] and said["environment"]["vllm"] == "0.24.0"
     monkeypatch.setattr(doors, "missing", lambda group: ["file.py gone()"] if group == "first" else [])
     assert doctor.main([]) == 2
-    assert "\nerror: this vLLM has no file.py gone(), which speculation needs: install " in capsys.readouterr().out
+    assert "\n✗ this vLLM has no file.py gone(), which speculation needs: install " in capsys.readouterr().out
     monkeypatch.undo()
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
     assert doctor.main([]) == 2
-    assert "\nerror: VLLM_USE_V2_MODEL_RUNNER=1: expected 0: " in capsys.readouterr().out
+    assert "\n✗ VLLM_USE_V2_MODEL_RUNNER=1: expected 0: " in capsys.readouterr().out
