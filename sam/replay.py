@@ -5,6 +5,9 @@ tokens, and advances by the accepted tokens and the bonus token; one after the o
 drafter has seen the first one's new tokens. With `--epochs` drafters remember earlier epochs with `--scope history`,
 and are new in each otherwise.
 
+With `--late 0 2` sam also drafts as where no step waits for the host: all samples of a prompt in a step, from what was
+learnt 0 and 2 steps ago.
+
 Cost is measured in a second pass, as an engine would pay it: up to 256 requests run at once, one call appends for all
 of them and one drafts.
 """
@@ -25,6 +28,7 @@ from tqdm import tqdm
 from sam.command import Parser, laid_out, number, run_command
 from sam.config import SCOPES, SpeculationConfig
 from sam.drafting.drafter import Drafter
+from sam.drafting.late import LateDrafter
 from sam.peers import NAMES as PEERS
 from sam.peers import make_peer
 from sam.record.corpus import Text, read_corpus
@@ -98,6 +102,7 @@ class Replay:
     Args:
         draft_length: draft tokens of a sample in a step.
         progress: called with the tokens advanced since the last call.
+        in_step: the samples of a prompt do not take turns.
 
     Attributes:
         tokens, given, steps: generated tokens, those given to the model, and verify steps of a request.
@@ -106,8 +111,8 @@ class Replay:
         drafting, appending: seconds of this process's CPU time in the drafter's calls, whatever else the machine runs.
     """
 
-    def __init__(self, draft_length: int, progress: Callable[[int], object] = lambda tokens: None):
-        self.draft_length, self.progress = draft_length, progress
+    def __init__(self, draft_length: int, progress: Callable[[int], object] = lambda tokens: None, in_step=False):
+        self.draft_length, self.progress, self.in_step = draft_length, progress, in_step
         self.tokens = self.given = self.steps = self.drafted = self.accepted = 0
         self.by_probability = np.zeros((PROBABILITY_BINS, 3))
         self.drafting = self.appending = 0.0
@@ -120,8 +125,8 @@ class Replay:
             drafter.start(request.name, prompt)
         live = requests
         while live:
-            for request in live:
-                self.step(drafter, [request])
+            for batch in [live] if self.in_step else [[request] for request in live]:
+                self.step(drafter, batch)
             live = [request for request in live if not request.finished]
         for request in requests:
             drafter.finish(request.name)
@@ -244,6 +249,21 @@ def rows_of(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             if name != "sam":  # which alone predicts what is accepted
                 figures["calibration_error"] = None
             yield {"file": path.name, "drafter": name, "tokens": result.tokens, "given": result.given, **figures}
+        for late in options.late:
+            yield late_row(recording, path, late, options, corpus)
+
+
+def late_row(recording: Recording, path: Path, late: int, options: argparse.Namespace, corpus: list) -> dict[str, Any]:
+    """A row of sam that learns `late` steps late; its cost would be a device's."""
+
+    def make():
+        return LateDrafter(make_drafter("sam", options.scope, options.k, corpus=corpus), late)
+
+    with tqdm(total=recording.num_tokens, unit="tok", desc=f"{path.stem} late {late}", mininterval=2.0) as bar:
+        result = replay(recording, make, options.k, options.epochs, progress=bar.update, in_step=True)
+    cost = dict.fromkeys(("us_per_step", "us_per_token", "bytes_per_token"))
+    counts = {"tokens": result.tokens, "given": result.given}
+    return {"file": path.name, "drafter": f"sam-late-{late}", **counts, **result.summary(), **cost}
 
 
 def split(recording: Recording, source: Path) -> tuple[list[Text], Recording]:
@@ -264,7 +284,8 @@ def as_text(rows: list[dict[str, Any]], is_table: bool) -> list[str]:
     files = list(dict.fromkeys(row["file"] for row in rows))
     drafters: dict[str, dict[str, str]] = {}
     for row in rows:
-        said = f"{row['mean_acceptance_length']:.3f} {row['us_per_step']:7.1f}"
+        cost = "-" if row["us_per_step"] is None else f"{row['us_per_step']:.1f}"
+        said = f"{row['mean_acceptance_length']:.3f} {cost:>7}"
         drafters.setdefault(row["drafter"], {})[row["file"]] = said
     lines = [[name, *(by_file[file] for file in files)] for name, by_file in drafters.items()]
     return laid_out(["length, us/step", *files], lines)
@@ -282,7 +303,13 @@ def run(options: argparse.Namespace) -> list[str]:
     with contextlib.redirect_stdout(sys.stderr):  # vLLM logs to stdout
         rows = list(rows_of(options))
     if options.json:
-        settings = {"k": options.k, "scope": options.scope, "epochs": options.epochs, "split": options.split}
+        settings = {
+            "k": options.k,
+            "scope": options.scope,
+            "epochs": options.epochs,
+            "split": options.split,
+            "late": options.late,
+        }
         return [json.dumps({**settings, "corpus": list(map(str, options.corpus)), "rows": rows})]
     return as_text(rows, options.table)
 
@@ -294,6 +321,9 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--drafter", nargs="+", default=["sam"], choices=NAMES)
     parser.add_argument("--scope", choices=SCOPES, default="group")
     parser.add_argument("--k", type=number(1), default=3, help="draft tokens per step (default 3)")
+    parser.add_argument(
+        "--late", nargs="+", default=[], type=number(0), help="sam, too, that learns so many steps late"
+    )
     parser.add_argument("--epochs", action="store_true", help="epoch by epoch, the first one not counted")
     parser.add_argument("--corpus", nargs="+", type=Path, default=[], help="what sam, suffix and rest read beforehand")
     parser.add_argument("--split", action="store_true", help="every other prompt is the corpus, the rest is replayed")

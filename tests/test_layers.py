@@ -112,7 +112,7 @@ def sizes(path: Path) -> Iterator[str]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             given = [one.arg for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
             parameters = len({*given} - {"self", "cls"})
-            is_kernel = any(re.search("compiled|kernel", ast.unparse(one)) for one in node.decorator_list)
+            is_kernel = any(re.search("compiled|kernel|triton", ast.unparse(one)) for one in node.decorator_list)
             if parameters > MOST_PARAMETERS and not is_kernel:
                 yield f"{node.name}: {parameters} parameters"
             if (lines := node.end_lineno - node.lineno + 1) > MOST_LINES_OF_FUNCTION:

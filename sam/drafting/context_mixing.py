@@ -232,7 +232,13 @@ def learn(store, mixing, text, recalled, token):
             p = learn_weight(mixing[context.weight_index], p, _share(store, context.state, token))
     if recalled.total != 0:
         learn_weight(mixing[memory_weight(recalled, match_len)], p, share_of(recalled, token))
-    text.recovery_state = _follow_recovery(store, text, token) if contexts.recovery.state != NONE else NONE
+    follow_recovery(store, contexts, match_len, text, token)
+
+
+@kernel
+def follow_recovery(store, contexts, match_len, text, token):
+    """Move the text's recovery context over `token`, which follows, or begin one there."""
+    text.recovery_state = _next_recovery(store, text, token) if contexts.recovery.state != NONE else NONE
     longest = contexts.longest
     if match_len > 0 and text.recovery_state == NONE and longest.token != token:
         text.recovery_state = store.nodes[store.nodes[longest.state].argmax_edge].target
@@ -241,7 +247,7 @@ def learn(store, mixing, text, recalled, token):
 
 
 @kernel
-def _follow_recovery(store, text, token):
+def _next_recovery(store, text, token):
     """The recovery state after `token`, which may be a second mismatch."""
     nodes, state = store.nodes, text.recovery_state
     edge = find(store, state, token)
@@ -280,8 +286,15 @@ def go_on(store, contexts, place, token):
 @kernel
 def draft(store, memory, learned, sequences, slot, budget, min_acceptance):
     """Draft up to `budget` tokens into the slot."""
+    place = end_of(store, sequences.texts[slot])
+    draft_from(store, memory, learned, sequences, slot, place, budget, min_acceptance)
+
+
+@kernel
+def draft_from(store, memory, learned, sequences, slot, place, budget, min_acceptance):
+    """As `draft`, for a text that ends in `place`."""
     text, probability = sequences.texts[slot], 1.0
-    text.num_drafted, place = 0, end_of(store, text)
+    text.num_drafted = 0
     while text.num_drafted < budget:
         contexts, match_len = find_contexts(store, place)
         recalled = recall(memory, sequences, slot, text.num_drafted)

@@ -73,6 +73,12 @@ def test_what_a_tool_wrote_is_known_text_and_no_draft():
     assert (result.tokens, result.given, result.steps, result.accepted) == (7, 2, 2, 6)
 
 
+def test_in_step_the_samples_of_a_prompt_do_not_take_turns():
+    told = Told(lambda done: [done, 99])
+    result = replay(recording(range(6), range(4)), lambda: told, 2, in_step=True)
+    assert told.known == [[0, 0], [2, 2], [4, 4]] and (result.tokens, result.steps) == (10, 5)
+
+
 def test_epochs_go_one_after_the_other_and_the_first_is_not_counted():
     text = np.random.default_rng(0).integers(0, 1000, 100).astype(np.int32)
     two = Recording([np.array([9], np.int32)], [[text, text[:60], text]], [[2, 1, 1]])
@@ -174,6 +180,7 @@ def test_json_is_one_object_with_a_corpus_read_beforehand(tmp_path, capsys):
         assert main([*trace, *words]) == 2
         out, error = capsys.readouterr()
         assert not out and said in error.splitlines()[-1]
-    assert main([*trace[:2], "--drafter", "sam", "pld-newest", "--table"]) == 0
+    assert main([*trace[:2], "--drafter", "sam", "pld-newest", "--late", "2", "--table"]) == 0
     header, *lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert header[-1] == "rows.jsonl" and [(line[0], len(line)) for line in lines] == [("sam", 3), ("pld-newest", 3)]
+    assert header[-1] == "rows.jsonl"
+    assert [(line[0], len(line)) for line in lines] == [("sam", 3), ("pld-newest", 3), ("sam-late-2", 3)]
