@@ -1,8 +1,10 @@
 """`sam tune RUN_DIR`: recommends policy, k and threshold from a recorded run.
 
-Step costs are fitted to the run's engine steps (better: to those of a run with speculation and one without, which
-`--cost-from` adds). Its rollouts are then simulated with every candidate, drafting on its responses (sam.simulate). The
-gain's interval is a bootstrap over training steps, widened by the error of the simulation in a training step.
+Step costs are fitted to the run's engine steps, and to those of the run beside it without speculation, its reference,
+where there is one; `--cost-from` adds others. Its rollouts are then simulated with every candidate, drafting on its
+responses (sam.simulate), and each simulated training step is scaled as the run's own setting must be to take what was
+measured. So the own setting has the measured gain, and others what they are faster or slower than it. The gain's
+interval is a bootstrap over training steps, widened, for another setting than the own, by the simulation's error.
 
 `sam tune --setup NAME` simulates a published set-up, of which there is no run: requests and drafts are drawn, and all
 combinations of policies, draft lengths, thresholds and scopes are tried. docs/bench.md says what is assumed.
@@ -12,6 +14,7 @@ import argparse
 import itertools
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from sam.command import Parser, laid_out, number, run_command
+from sam.command import Parser, laid_out, number, run_command, waiting
 from sam.config import POLICIES
 from sam.simulate import rollout
 from sam.simulate.rollout import SCOPES, SETUPS, Choice
@@ -29,7 +32,9 @@ from sam.simulate.workload import shipped_acceptance
 DRAFT_LENGTHS, THRESHOLDS = (2, 3, 4, 6, 8), (4, 8, 16, 32, 64, 128, 256)
 TOKENS = 1_000_000  # of responses to simulate with every candidate, if that leaves two training steps
 RESAMPLES, INTERVAL = 4000, (5, 95)
+BAR = {"unit": "tok", "desc": "settings", "mininterval": 2.0, "disable": None}  # None: off a terminal there is none
 SHOWN = 8  # candidates
+SAME = 1.02  # times as fast as the run's own setting, up to which another one is not worth a change
 HEADER = ("policy", "scope", "seconds", "speed-up", "drafting", "length", "wasted")
 
 
@@ -41,22 +46,34 @@ class Trial(NamedTuple):
     wasted: int
     accept_length: float
 
+    def total(self) -> float:
+        """Seconds of all training steps."""
+        return float(self.seconds.sum())
+
 
 def candidates(own: Choice, most_running: int, ks: list[int], thresholds: list[int]) -> list[Choice]:
-    """All combinations to try; of the thresholds at or above the most running requests only the smallest."""
+    """The run's own setting, and all combinations to try; of the thresholds at or above the most running requests only
+    the smallest."""
     reached = [threshold for threshold in thresholds if threshold < most_running]
     reached += [threshold for threshold in thresholds if threshold >= most_running][:1]
     switched = [replace(own, policy="threshold", k=k, threshold=threshold) for k in ks for threshold in reached]
-    return switched + [replace(own, policy="goodput", k=k) for k in ks if k >= min(4, max(ks))]
+    found = switched + [replace(own, policy="goodput", k=k) for k in ks if k >= min(4, max(ks))]
+    return [own, *(choice for choice in found if choice != own)]
 
 
-def choose_steps(run: RecordedRun, count: int | None) -> RecordedRun:
-    """The run with `count` of its training steps, evenly spread; None: enough steps for TOKENS tokens."""
-    steps = list(run.seconds)
+def choose_steps(run: RecordedRun, count: int | None, reference: RecordedRun | None = None) -> RecordedRun:
+    """The run with `count` of its training steps, of those that the reference has, evenly spread; None: enough steps
+    for TOKENS tokens."""
+    steps = [step for step in run.seconds if reference is None or step in reference.seconds]
     if count is None:
         count = max(2, TOKENS // max(1, sum(work.num_tokens for work, _ in run.rounds(steps[0]))))
     kept = np.unique(np.linspace(0, len(steps) - 1, min(count, len(steps))).round().astype(int))
     return replace(run, seconds={steps[i]: run.seconds[steps[i]] for i in kept})
+
+
+def _said(what: str) -> AbstractContextManager:
+    """Says what goes on where there is no bar that does."""
+    return nullcontext() if sys.stderr.isatty() else waiting(what)
 
 
 def play(run: RecordedRun, choices: list[Choice], fitted: FittedCost, idle_ms: float) -> list[Trial]:
@@ -64,7 +81,7 @@ def play(run: RecordedRun, choices: list[Choice], fitted: FittedCost, idle_ms: f
     pairs = [(work, step) for step in run.seconds for work, _ in run.rounds(step)]
     rounds, of_step = [work for work, _ in pairs], np.array([step for _, step in pairs])
     trials, total = [], sum(work.num_tokens for work in rounds) * len(choices)
-    with tqdm(total=total, unit="tok", desc="candidates", mininterval=2.0, disable=None) as bar:
+    with _said(f"simulating {len(choices)} settings"), tqdm(total=total, **BAR) as bar:
         for choice in choices:
             cluster = run.cluster(fitted.admit_ms)
             played = rollout.simulate(rounds, cluster, choice, fitted.cost, rollout.real(), bar.update)
@@ -93,30 +110,104 @@ def override(choice: Choice) -> str:
     return words + f" speculation.batch_size_threshold={choice.threshold}" * (choice.policy == "threshold")
 
 
+class Measured(NamedTuple):
+    """What a run and its reference took in each training step that is simulated, float64 [n] seconds; `reference` is
+    None where there is none."""
+
+    own: np.ndarray
+    reference: np.ndarray | None
+
+    def gain_of(self, without: Trial, own: Trial, chosen: Trial) -> tuple[float, float, float]:
+        """Speed-up over no speculation and its interval; `without` and `own` are simulated."""
+        scale = self.own / own.seconds
+        if self.reference is None:
+            error = _spread(own.seconds, self.own)
+            return gains(without.seconds * scale, chosen.seconds * scale, error)
+        if chosen is own:
+            return gains(self.reference, self.own, error=0.0)
+        error = _spread(without.seconds / own.seconds, self.reference / self.own)
+        return gains(self.reference, chosen.seconds * scale, error)
+
+
+def _spread(simulated: np.ndarray, measured: np.ndarray) -> float:
+    """Root mean square of the logarithm of one over the other."""
+    return float(np.sqrt(np.mean(np.log(simulated / measured) ** 2)))
+
+
+def reference_of(run: RecordedRun, others: list[RecordedRun]) -> RecordedRun | None:
+    """One of the others without speculation, or one that lies beside the run; None for a run without it."""
+    if run.config["speculation"]["method"] == "off":
+        return None
+    return next((other for other in others if other.is_reference_of(run)), None) or run.reference_beside()
+
+
 def tune(options: argparse.Namespace) -> Iterator[str]:
     """Lines about the fastest candidates for a run; the last one is the override."""
-    whole, others = RecordedRun.load(options.run), [RecordedRun.load(other) for other in options.cost_from]
-    run, own = choose_steps(whole, options.steps), whole.choice
-    fitted, idle_ms = fit_runs([whole, *others])
-    most = max(int(steps.running.max()) for step in run.seconds for _, steps in run.rounds(step))
-    choices = [replace(own, policy="never"), *candidates(own, most, options.k, options.threshold)]
-    without, *trials = play(run, choices, fitted, idle_ms)
-    for trial in sorted(trials, key=lambda trial: float(trial.seconds.sum()))[:SHOWN]:
-        speedup = without.seconds.sum() / trial.seconds.sum()
+    with waiting("reading engine steps and fitting step costs to them"):
+        whole = RecordedRun.load(options.run)
+        others = [RecordedRun.load(other) for other in options.cost_from]
+        reference = reference_of(whole, others)
+        if reference and all(reference.directory != one.directory for one in others):
+            others.append(reference)
+        run = choose_steps(whole, options.steps, reference)
+        fitted, idle_ms = fit_runs([whole, *others])
+        most = max(int(steps.running.max()) for step in run.seconds for _, steps in run.rounds(step))
+    choices = candidates(run.choice, most, options.k, options.threshold)
+    without, *trials = play(run, [replace(run.choice, policy="never"), *choices], fitted, idle_ms)
+    itself = trials[0]
+    seconds = reference and np.array([reference.seconds[step] for step in run.seconds])
+    measured = Measured(np.array(list(run.seconds.values())), seconds)
+    for trial in sorted(trials, key=Trial.total)[:SHOWN]:
+        speedup = measured.gain_of(without, itself, trial)[0]
         length = f"acceptance length {trial.accept_length:.2f}, {trial.wasted} draft tokens wasted"
-        yield f"{trial.choice.label:20} speed-up {speedup:.3f}, {length}"
+        mark = ", the run's own" if trial is itself else ""
+        yield f"{trial.choice.label:20} speed-up {speedup:.3f}, {length}{mark}"
     yield f"step costs: {fitted.cost.source}"
-    checked = [run, *(choose_steps(other, options.steps) for other in others if other.is_simulated)]
-    measured = [np.array(list(one.seconds.values())) for one in checked]
-    simulated = [play(one, [one.choice], fitted, idle_ms)[0].seconds for one in checked]
-    error = float(np.sqrt(np.mean(np.log(np.concatenate(simulated) / np.concatenate(measured)) ** 2)))
-    its, found = measured[0].sum(), simulated[0].sum()
-    seconds = f"{its:.1f} s measured, {found:.1f} s simulated ({found / its - 1:+.1%})"
-    yield f"the run itself: {seconds}, {len(run.seconds)} training steps"
-    chosen = min(trials, key=lambda trial: float(trial.seconds.sum()))
-    gain, low, high = gains(without.seconds, chosen.seconds, error)
+    its = measured.own.sum()
+    found = itself.total()
+    simulated = f"{its:.1f} s measured, {found:.1f} s simulated ({found / its - 1:+.1%})"
+    yield f"the run itself: {simulated}, {len(run.seconds)} training steps"
+    if reference:
+        ratios = f"{seconds.sum() / its:.2f}x measured, {without.total() / found:.2f}x simulated"
+        yield f"over {reference.directory}, without speculation: {ratios}"
+    yield from recommended(measured, without, trials)
+    yield from doubts(run, reference, fitted)
+    yield answer(measured, without, trials)
+
+
+def chosen_of(trials: list[Trial]) -> Trial:
+    """The fastest, or the first, the run's own, where that is as fast."""
+    best = min(trials, key=Trial.total)
+    return trials[0] if trials[0].total() <= SAME * best.total() else best
+
+
+def recommended(measured: Measured, without: Trial, trials: list[Trial]) -> Iterator[str]:
+    """What the fastest setting brings."""
+    chosen = chosen_of(trials)
+    gain, low, high = measured.gain_of(without, trials[0], chosen)
     interval = f"{gain:.2f}x ({low:.2f} to {high:.2f} in nine of ten resamplings)"
     yield f"expected of the rollout: {interval}, against speculation=off"
+    if chosen is trials[0]:
+        than = f"none of {len(trials) - 1} others is more than {SAME - 1:.0%} faster"
+        yield f"the run's own setting is already the best: {than}"
+    if low <= 1.0:
+        yield "speculation does not pay for certain here"
+
+
+def answer(measured: Measured, without: Trial, trials: list[Trial]) -> str:
+    """The override."""
+    chosen = chosen_of(trials)
+    _, low, _ = measured.gain_of(without, trials[0], chosen)
+    return override(chosen.choice) if low > 1.0 else "speculation=off"
+
+
+def doubts(run: RecordedRun, reference: RecordedRun | None, fitted: FittedCost) -> Iterator[str]:
+    """What makes the figures less certain than they look."""
+    if reference is None and run.choice.policy != "never":
+        yield (
+            f"no run without speculation beside it in {run.directory.resolve().parent}: what is gained over it is a "
+            "guess; run the same with speculation=off there"
+        )
     if not fitted.drafts_seen:
         yield "no draft was ever verified: what that costs is a guess; add a run with drafts with --cost-from"
     if (fewest := fitted.plain_from) > 4:
@@ -124,9 +215,6 @@ def tune(options: argparse.Namespace) -> Iterator[str]:
         yield f"{plain}; add a run without speculation with --cost-from"
     if len(run.seconds) < 5:
         yield "fewer than five training steps: the interval is too narrow to be trusted"
-    if low <= 1.0:
-        yield "speculation does not pay for certain here"
-    yield override(chosen.choice) if low > 1.0 else "speculation=off"
 
 
 def play_setup(options: argparse.Namespace) -> Iterator[str]:
@@ -138,7 +226,7 @@ def play_setup(options: argparse.Namespace) -> Iterator[str]:
         if policy != "never" and (policy == "threshold" or threshold == thresholds[0]):
             choices.append(Choice(policy, k, threshold, scope))
     rows, base = [], None
-    with tqdm(total=work.num_tokens * len(choices), unit="tok", mininterval=2.0, disable=None) as bar:
+    with _said(f"simulating {len(choices)} settings"), tqdm(total=work.num_tokens * len(choices), **BAR) as bar:
         for choice in choices:
             played = rollout.simulate([work], cluster, choice, cost, rollout.drawn(shipped_acceptance), bar.update)
             outcome = rollout.summarize(played)

@@ -2,6 +2,7 @@
 
 import math
 import operator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -76,6 +77,34 @@ class RecordedRun:
             raise ValueError(f"{self.directory}: drafts of {own.method} are not simulated: name a run with sam or off")
         policy = own.policy if own.method == "sam" else "never"
         return Choice(policy, own.num_speculative_tokens, own.batch_size_threshold, own.scope)
+
+    def is_reference_of(self, other: "RecordedRun") -> bool:
+        """Whether it ran as `other` did, with training steps of the same number among its own, but without drafts."""
+        if self.config["speculation"]["method"] != "off" or not self.seconds.keys() & other.seconds.keys():
+            return False
+        return self._circumstances() == other._circumstances()
+
+    def _circumstances(self) -> list:
+        """What decides how long a rollout without drafts takes."""
+        actor = self.config.get("actor_rollout_ref") or {}
+        rollout = actor.get("rollout") or {}
+        trainer = self.config.get("trainer") or {}
+        return [
+            *(self.config.get(name) for name in ("seed", "data", "algorithm")),
+            (actor.get("model") or {}).get("path"),
+            *(rollout.get(name) for name in ("n", "temperature", "max_num_seqs")),
+            *(trainer.get(name) for name in ("device", "nnodes", "n_gpus_per_node")),
+        ]
+
+    def reference_beside(self) -> "RecordedRun | None":
+        """The first run in the same folder that is a reference of this one."""
+        own = self.directory.resolve()
+        for folder in sorted(own.parent.iterdir()):
+            if folder != own and (folder / run_directory.CONFIG_FILE).is_file():
+                with suppress(ReadError):
+                    if (other := RecordedRun.load(folder)).is_reference_of(self):
+                        return other
+        return None
 
     def cluster(self, admit_ms: float = 0.0) -> Cluster:
         """Return the machines that it ran on."""

@@ -1,10 +1,14 @@
 """`sam tune`: one recorded run, one recommendation; and set-ups of which there is no run."""
 
 import re
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from sam.tune import main
+from sam.simulate.rollout import Choice
+from sam.simulate.run import FittedCost, RecordedRun
+from sam.tune import Measured, Trial, chosen_of, doubts, main
 from tests.sam.simulate.test_recorded import write_run
 
 
@@ -20,19 +24,49 @@ def printed(capsys, *arguments):
 
 
 def test_what_pays_is_recommended_with_its_interval_and_the_override(runs, capsys):
-    arguments = [runs["sam"], "--cost-from", runs["off"], "--k", "2", "6", "--threshold", "2", "8", "64"]
-    *candidates, costs, itself, expected, last = printed(capsys, *arguments)
+    *candidates, costs, itself, over, expected, last = printed(
+        capsys, runs["sam"], "--k", "2", "6", "--threshold", "2", "8", "64"
+    )
     # 12 requests run at most: the threshold of 64 is the first that is never exceeded.
     labels = {line.partition("  ")[0] for line in candidates}
-    assert labels == {*(f"threshold {t}, k {k}" for t in (2, 8, 64) for k in (2, 6)), "goodput, k 6"}
+    own = "threshold 4, k 3"
+    assert labels == {*(f"threshold {t}, k {k}" for t in (2, 8, 64) for k in (2, 6)), "goodput, k 6", own}
+    assert [line.partition("  ")[0] for line in candidates if line.endswith("the run's own")] == [own]
     assert costs.startswith("step costs: fitted to ") and itself.endswith("5 training steps")
     assert abs(float(re.search(r"\(([+-].*)%\)", itself)[1])) < 3
+    assert over.startswith(f"over {runs['off']}, without speculation: "), "the run beside it"
+    measured, simulated = map(float, re.findall(r"(\d+\.\d+)x", over))
+    assert measured == pytest.approx(simulated, rel=0.03)
     gain, low, high = map(float, re.findall(r"\d+\.\d+", expected))
     assert 1.0 < low < gain < high and last.startswith("speculation=sam speculation.policy=")
     assert gain == pytest.approx(float(re.search(r"speed-up (\S+),", candidates[0])[1]), rel=0.01)
     lines = printed(capsys, runs["off"], "--k", "3", "--threshold", "8", "--steps", "2")
     assert any(line.startswith("no draft was ever verified: what that costs is a guess") for line in lines)
     assert "fewer than five training steps: the interval is too narrow to be trusted" in lines
+
+
+def test_what_was_measured_beside_a_run_is_what_its_own_setting_gains():
+    """Of a machine that was slower in one of the runs; others are scaled alike, and less certain."""
+    without, own, other = (Trial(Choice(k=k), np.full(8, seconds), 0, 1.0) for k, seconds in enumerate((4.0, 2.0, 1.5)))
+    measured = Measured(np.full(8, 1.0), np.full(8, 3.0))
+    assert measured.gain_of(without, own, own) == (3.0, 3.0, 3.0)
+    gain, low, high = measured.gain_of(without, own, other)
+    assert gain == pytest.approx(4.0) and low < 3.0 < 5.0 < high
+    gain, low, high = Measured(np.full(8, 1.0), None).gain_of(without, own, own)
+    assert gain == 2.0 and low < 1.5 < 2.5 < high
+    assert chosen_of([own, other]) is other
+    assert chosen_of([own, other._replace(seconds=np.full(8, 1.98))]) is own
+
+
+def test_a_run_of_other_circumstances_is_no_reference(runs, tmp_path):
+    run = RecordedRun.load(runs["sam"])
+    beside = run.reference_beside()
+    assert beside.directory == runs["off"].resolve() and beside.reference_beside() is None
+    assert not replace(beside, config=beside.config | {"seed": 1}).is_reference_of(run)
+    alone = replace(run, directory=tmp_path / "alone")
+    (tmp_path / "alone").mkdir()
+    (said,) = [line for line in doubts(alone, None, FittedCost(None, 0.0, True, 1)) if "no run without" in line]
+    assert f"beside it in {tmp_path}: " in said
 
 
 def test_a_published_setup(capsys, monkeypatch):
