@@ -138,5 +138,5 @@ def outside_of_steps(runs: list[Run]) -> list[str]:
         its = values(runs[:2], TIMED + name)
         if len(its):
             seconds = " and ".join(f"{mean:.2f} s ({run.name})" for mean, run in zip(its.mean(0), runs, strict=False))
-            found.append(f"{name} comes on top: {seconds}, in {len(its)} steps")
+            found.append(f"{name} comes on top: {seconds}, mean of the steps that have it: {len(its)}")
     return found

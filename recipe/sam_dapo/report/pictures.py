@@ -83,7 +83,7 @@ def _drawn(size: tuple[float, float], title: str, caption: str, draw, runs: list
         if (labels := draw(axes, runs)) is None:
             return None
         axes.set(xlabel=labels[0], ylabel=labels[1], title=title)
-        if axes.get_legend_handles_labels()[1] and not figure.legends:
+        if axes.get_legend_handles_labels()[1] and not figure.legends and not axes.get_legend():
             axes.legend()
         return picture(figure, title, caption)
 
@@ -160,6 +160,7 @@ def _responses(axes, runs: list[Run]) -> Labels:
         color = COLORS[number]
         axes.hlines(rows, begins, ends, color=color, linewidth=width if len(rows) < 100 else width / 2, label=run.name)
     axes.set_xlim(0)
+    axes.legend(loc="lower right")
     return "seconds since the first was asked for", "responses"
 
 
