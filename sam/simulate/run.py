@@ -2,8 +2,9 @@
 
 import math
 import operator
+from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -25,6 +26,7 @@ LONGEST_DRAFT = 15  # tokens up to which the table goes
 REWEIGHTINGS = 8
 OUTLIER = 2.0  # times the median error, beyond which a step counts less and less
 RARE = 5  # percent of the steps without drafts, which may happen to have found none
+SEEN_DRIFT = 1.2  # times that the slowest training step is slower than the fastest, from which it is said
 STALL = 20.0  # times the fitted milliseconds, beyond which a step was held up by something else and does not count
 
 
@@ -161,9 +163,15 @@ class FittedCost(NamedTuple):
 
 def fit_runs(runs: list[RecordedRun]) -> tuple[FittedCost, float]:
     """Fit step costs to all recorded engine steps of runs of one machine; returns also the milliseconds of a round in
-    which no engine step runs."""
-    parts, idle = [], 0.0
-    for run in runs:
+    which no engine step runs.
+
+    A machine may be slower in some training steps than in others. That is taken out, with the run's time kept: the
+    costs are of the run's mean speed.
+    """
+    parts = []  # of each round the columns of fit_from_steps
+    trained = []  # and its run and training step
+    idle = 0.0
+    for number, run in enumerate(runs):
         cluster = run.cluster()
         for step, seconds in run.seconds.items():
             idle += seconds
@@ -173,10 +181,35 @@ def fit_runs(runs: list[RecordedRun]) -> tuple[FittedCost, float]:
                 if len(work) <= cluster.replicas * cluster.max_num_seqs:  # all began together
                     each = np.cumsum(steps.emitted / np.maximum(1, steps.running))
                     context = work.prompt_tokens.mean() + np.append(0.0, each[:-1])
-                parts.append((steps.running, steps.drafted, steps.step_ms, came, context))
+                parts.append(np.array([steps.running, steps.drafted, steps.step_ms, came, context], np.float64))
+                trained.append((number, step))
                 idle -= steps.seconds
-    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    return fit_from_steps(np.array(columns, np.float64)), max(0.0, 1e3 * idle / len(parts))
+    fitted = fit_from_steps(np.concatenate(parts, axis=1))
+    slower = slowness(fitted, parts, trained)
+    for part, times in zip(parts, slower, strict=True):
+        part[2] /= times
+    fitted = fit_from_steps(np.concatenate(parts, axis=1))
+    if (drift := max(slower) / min(slower)) > SEEN_DRIFT:
+        said = f"the machine was up to {drift:.1f}x slower in some training steps, which is taken out"
+        fitted = fitted._replace(cost=replace(fitted.cost, source=f"{fitted.cost.source}; {said}"))
+    return fitted, max(0.0, 1e3 * idle / len(parts))
+
+
+def slowness(fitted: FittedCost, parts: list[np.ndarray], trained: list[tuple[int, int]]) -> list[float]:
+    """How many times longer than in its run's mean the engine steps of each part's training step took, for what they
+    cost by the table."""
+    took: Counter = Counter()
+    cost: Counter = Counter()
+    for part, (run, step) in zip(parts, trained, strict=True):
+        running, drafted, step_ms, admitted, context = part[:, part[0] > 0]
+        rows = zip(running, running + drafted, context, strict=True)
+        table = np.array([fitted.cost.step_ms(*row)[0] for row in rows]) + fitted.admit_ms * admitted
+        counted = step_ms <= STALL * table
+        for of in (run, (run, step)):
+            took[of] += float(step_ms[counted].sum())
+            cost[of] += float(table[counted].sum())
+    by_step = {of: took[of] * cost[of[0]] / (cost[of] * took[of[0]]) for of in trained if took[of]}
+    return [by_step.get(of, 1.0) for of in trained]
 
 
 def fit_from_steps(columns: np.ndarray) -> FittedCost:

@@ -18,6 +18,7 @@ from sam.switch.step_cost import StepCost, linear
 
 COST = linear(4.0, 0.0, 0.05)
 PROMPTS, SAMPLES = 4, 4
+MEASURED = ("running", "drafted", "accepted", "emitted")  # columns of engine steps
 
 
 def responses(seed: int) -> list[np.ndarray]:
@@ -81,6 +82,21 @@ def test_known_costs_come_out_of_noisy_steps_of_which_some_were_held_up(drafting
     assert arrivals(steps, 4) == pytest.approx([0, 10, 10, 10]), "read from running requests"
     with pytest.raises(ValueError, match="3 recorded engine steps: expected at least 20"):
         fit_from_steps(np.ones((5, 3)))
+
+
+def test_a_machine_that_was_slower_for_a_while_does_not_change_what_steps_cost(tmp_path):
+    run = RecordedRun.load(write_run(tmp_path / "run", steps=4))
+    even, _ = fit_runs([run])
+    for step in (2, 3):
+        steps = EngineSteps.load(run.directory, step)
+        EngineSteps(step_ms=3 * steps.step_ms, **{name: getattr(steps, name) for name in MEASURED}).save(
+            run.directory, step
+        )
+    fitted, _ = fit_runs([run])
+    assert "the machine was up to 3.0x slower in some training steps" in fitted.cost.source
+    of_rows = [one.cost.step_ms(12, 12, 20)[0] / one.cost.step_ms(1, 1, 20)[0] for one in (even, fitted)]
+    assert of_rows[0] == pytest.approx(of_rows[1], rel=0.02)
+    assert fitted.cost.step_ms(1, 1, 20)[0] > 1.5 * even.cost.step_ms(1, 1, 20)[0], "the run's mean speed"
 
 
 def test_a_run_that_cannot_be_simulated_is_named(tmp_path):
