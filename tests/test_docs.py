@@ -114,15 +114,20 @@ def test_every_picture_is_shown_and_drawn_by_the_script(tmp_path):
     assert set() < {path.name for path in tmp_path.iterdir()} <= images
 
 
-def test_the_chinese_readme_has_the_same_commands_figures_and_links():
-    def said(page: str) -> tuple[list[str], list[str], list[str]]:
+@pytest.mark.parametrize("page", [page for page in PAGES if page.endswith(".zh.md")])
+def test_a_chinese_page_has_the_same_headings_commands_figures_and_links(page):
+    def said(page: str) -> tuple[list[str], list[str], list[str], list[str], list[str]]:
         text = PAGES[page]
         blocks = [re.sub(r" +#.*", "", block) for block in re.findall(r"```.*?```", text, flags=re.S)]
-        links = re.findall(r"\]\(([^)]+)\)", text)
-        figures = re.findall(r"\d+(?:\.\d+)*", re.sub(r"\]\([^)]+\)", "]", text))
-        return blocks, sorted(figures), sorted({*links} - {"README.md", "README.zh.md"})
+        headings = re.findall(r"^#+(?= )", re.sub(r"```.*?```", "", text, flags=re.S), flags=re.M)
+        links = [re.sub(r"\.zh(?=\.md)|#.*", "", link) for link in re.findall(r"\]\(([^)]+)\)", text)]
+        figures = re.findall(r"\d+(?:[.,]\d+)*", re.sub(r"\]\([^)]+\)", "]", text))
+        return blocks, headings, sorted(inline_code(text)), sorted(links), sorted(figures)
 
-    assert said("README.md") == said("README.zh.md")
+    assert said(page) == said(page.replace(".zh.md", ".md"))
+
+
+def test_the_front_page_is_short():
     assert len(PAGES["README.md"].split()) <= 900
 
 
