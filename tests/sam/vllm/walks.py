@@ -52,6 +52,10 @@ def interpreted():
         yield module
 
 
+class Enough(Exception):
+    """So many drafts are compared."""
+
+
 class Beside(LateDrafter):
     """Drafts as LateDrafter, whose lateness `late_of` gives anew in each step, and compares a share of the steps with
     the kernel's drafts, until `most` are compared.
@@ -78,8 +82,10 @@ class Beside(LateDrafter):
         super().append(request_ids, token_ids, offsets)
 
     def draft(self, request_ids, budgets):
+        if self.counts["drafts"] >= self.most:
+            raise Enough
         drafts = super().draft(request_ids, budgets)
-        if self.counts["drafts"] < self.most and self.rng.random() < self.share:
+        if self.rng.random() < self.share:
             self.compare(request_ids, drafts)
         return drafts
 
@@ -120,7 +126,8 @@ def compare(recording: Recording, late_of: Callable[[], int], share: float, most
     drafter = Drafter(max_draft_tokens=K, memory_budget_bytes=memory_bytes)
     with interpreted() as kernel:
         beside = Beside(drafter, kernel, late_of, share, most)
-        replay(recording, lambda: beside, K, in_step=True)
+        with contextlib.suppress(Enough):
+            replay(recording, lambda: beside, K, in_step=True)
     return beside.counts + Counter(drafter.counters)
 
 
