@@ -32,8 +32,16 @@ from sam.record.responses import CONFIG_FILE, METRICS_FILE, responses_path
 STATE_FILE = "state.json"
 LOCK_FILE = "running.json"  # locked while a run goes on
 # Phases that state.json names, beside finished.
-STARTING_RAY, STARTING_ENGINES, VALIDATING = "starting Ray", "starting the engines", "first validation"
-RUNNING, WEIGHT_SYNC = "running", "weight_sync"  # which may hang
+STARTING_RAY = "starting Ray"
+STARTING_ENGINES = "starting the engines"
+STARTING_LOOPS = "starting the agent loops"
+VALIDATING = "validation"
+RUNNING = "running"
+ROLLOUT = "rollout"
+LOG_PROBABILITIES = "log-probabilities"
+UPDATE = "update"
+SAVING = "checkpoint"
+WEIGHT_SYNC = "weight_sync"  # which may hang
 
 
 def read_json(path: Path) -> dict:
@@ -55,6 +63,7 @@ class RunRecord:
 
     def __init__(self, directory: Path):
         self.directory = directory
+        self._state: dict[str, Any] = {}
         for name in ("rollouts", "engine_steps"):
             (directory / name).mkdir(parents=True, exist_ok=True)
 
@@ -78,16 +87,21 @@ class RunRecord:
 
     def enter(self, phase: str) -> None:
         """Say which phase begins, to the supervisor and to who looks at the screen."""
-        _write_lines(self.directory / STATE_FILE, [{"phase": phase, "since": time.time()}])
+        self._state = {"phase": phase, "since": time.time()}
+        self.show()
+
+    def show(self, **figures: float) -> None:
+        """Say how far the phase is."""
+        _write_lines(self.directory / STATE_FILE, [self._state | {"at": time.time()} | figures])
 
     @contextmanager
-    def weight_sync(self, then: str = RUNNING):
+    def weight_sync(self):
         """Mark a weight sync, in which a dead engine makes verl wait for ever; the supervisor ends it after a limit."""
         self.enter(WEIGHT_SYNC)
         try:
             yield
         finally:
-            self.enter(then)
+            self.enter(RUNNING)
 
 
 def _write_lines(path: Path, rows: list[dict]) -> None:

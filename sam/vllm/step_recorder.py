@@ -13,9 +13,11 @@ import numpy as np
 from vllm.config import CUDAGraphMode
 from vllm.forward_context import get_forward_context
 
-from sam.record.engine_steps import TURNS, EngineSteps, accepted_tokens
+from sam.record.engine_steps import PER_STEP, TURNS, EngineSteps, accepted_tokens
 from sam.vllm import patches, warmup_cost
 from sam.vllm.hints import turn_of
+
+RUNNING, EMITTED = (list(PER_STEP).index(name) for name in ("running", "emitted"))
 
 
 @dataclass
@@ -85,6 +87,13 @@ class StepRecorder:
         )
         self._clear()
         return steps
+
+    def progress(self) -> tuple[int, int, int, int]:
+        """Since the last call of `take`: requests of the last step, tokens, verifications, tokens that those gave."""
+        by_emitted = self._verified.sum(axis=(0, 1))
+        tokens = sum(row[EMITTED] for row in self._rows)
+        last = self._rows[-1][RUNNING] if self._rows else 0
+        return last, tokens, int(by_emitted.sum()), int(by_emitted @ np.arange(len(by_emitted)))
 
     def _clear(self) -> None:
         self._preemptions = 0

@@ -1,5 +1,5 @@
-"""A config of the cluster at scale=smoke, with real verl, Ray and vLLM: ended in five ways it repeats an undisturbed
-run.
+"""A config of the cluster at scale=smoke, with real verl, Ray and vLLM: ended in five ways, and with a damaged
+checkpoint, it repeats an undisturbed run.
 
 Each start but the last goes on to the end of one training step and is ended in the next, so that a start serves both
 for what it ends with and for what the one before left.
@@ -104,19 +104,23 @@ def test_a_run_that_ends_in_five_ways_repeats_an_undisturbed_one(assets, tmp_pat
         again = f"goes on after step {step}" if step else "starts from the beginning (no checkpoint to go on from)"
         assert f"; log: {disturbed}/train.log; " in last and last.endswith(f"the same command {again}")
         resumed = f"resumed from step {step - 1} of {disturbed}"
-        assert all(line.startswith(("starting", "training: ", "warning: ", resumed)) for line in progress), screen
+        assert all(line.startswith(("starting", "step ", "training: ", "warning: ", resumed)) for line in progress), (
+            screen
+        )
         assert (resumed in progress) == (step > 1)
         assert log_of(disturbed).endswith(f"{last}\n")
         assert leaves_nothing(disturbed, before), outside(disturbed) - before
         assert not (disturbed / "rollouts" / f"{step + 2}.jsonl").exists()
 
     (disturbed / "checkpoints" / f"global_step_{STEPS}" / LARGEST).unlink()  # as freed
+    (damaged := disturbed / "checkpoints" / f"global_step_{STEPS - 1}").joinpath(LARGEST).write_bytes(b"PK")
     # While another run without speculation goes on beside it.
     both = {disturbed: (), undisturbed: ("speculation=off",)}
     runs = {directory: start(assets, directory, *SETTINGS, *own, config=CONFIGS[0]) for directory, own in both.items()}
     for directory, run in runs.items():
-        last = end(run, directory)[-1]
+        first, *_, last = end(run, directory)
         assert last.startswith(f"finished after {STEPS} steps; log: {directory}/train.log"), last
+        assert (f"{damaged} is damaged" in first) == (directory == disturbed), first
     assert leaves_nothing(disturbed, before), outside(disturbed) - before
     assert "Traceback" not in log_of(undisturbed), "a run that ended well"
     assert len({path.name.rpartition("-")[2] for path in (disturbed / "wandb").glob("offline-run-*")}) == 1

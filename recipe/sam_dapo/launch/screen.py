@@ -8,6 +8,7 @@ import errno
 import json
 import math
 import re
+import shutil
 import sys
 import time
 from collections import Counter
@@ -17,9 +18,18 @@ from typing import NamedTuple, TextIO
 from zipfile import is_zipfile
 
 from omegaconf import DictConfig, OmegaConf
+from tqdm import tqdm
 
 from recipe.sam_dapo.launch.config import ConfigError
-from recipe.sam_dapo.record import CONFIG_FILE, METRICS_FILE, STATE_FILE, read_json, read_metrics
+from recipe.sam_dapo.record import (
+    CONFIG_FILE,
+    METRICS_FILE,
+    ROLLOUT,
+    STATE_FILE,
+    VALIDATING,
+    read_json,
+    read_metrics,
+)
 from sam.log import LINE
 
 LOG_FILE, ERROR_FILE = "train.log", "error.txt"  # the latter, in the private folder: the exception that ends a run
@@ -55,20 +65,26 @@ SHOWN = {
     "response_length/mean": "response {:.0f} tokens",
     "rollout/spec_accept_length": "acceptance length {:.2f}",
 }
+CLEAR = "\r\x1b[K"  # a terminal's line
+LINE_SECONDS = 60.0  # between lines on what goes on, where the screen is a file
 
 
 class Progress:
-    """Follows a run. `first`: the step that a resumed run goes on from."""
+    """Follows a run: lines of phases, steps and warnings, and on a terminal a last one that moves; a file gets that now
+    and then. `first`: the step that a resumed run goes on from."""
 
     def __init__(self, run_directory: Path, total_steps: int | None, first: int = 0):
         self.run_directory, self.of_all, self.step = run_directory, f" of {total_steps}" * bool(total_steps), first
         self.said, self.read = set(), Counter()
+        self.moving = ""
+        self.next_line = time.monotonic() + LINE_SECONDS
         self._new_lines(LOG_FILE)
 
     def update(self) -> None:
         """Show what is new; called a few times a second."""
-        phase = read_json(self.run_directory / STATE_FILE).get("phase", "")
-        if phase.startswith(("starting", "first")):
+        state = read_json(self.run_directory / STATE_FILE)
+        phase = state.get("phase", "finished")
+        if is_outside_steps(phase):
             self._say(phase)
         for row in map(json.loads, self._new_lines(METRICS_FILE).splitlines()):
             if (step := row["step"]) > self.step:
@@ -76,12 +92,26 @@ class Progress:
                 self._say(f"training: step {step}{self.of_all}: {', '.join(shown)}")
         for said in LINE.findall(self._new_lines(LOG_FILE)):
             self._say(f"warning: {': '.join(said)}")
+        if phase != "finished":
+            self._move(progress_of(state, self.step + 1, time.time()))
 
     def _say(self, line: str) -> None:
         """Each line once."""
         if line not in self.said:
             self.said.add(line)
-            print(line, file=sys.stderr, flush=True)
+            self.moving = ""
+            print_line(line, sys.stderr)
+
+    def _move(self, line: str) -> None:
+        """Put a line in place of the last one that moved."""
+        if sys.stderr.isatty():
+            line = line[: shutil.get_terminal_size().columns - 1]
+            if line != self.moving:
+                self.moving = line
+                print(CLEAR + line, end="", file=sys.stderr, flush=True)
+        elif time.monotonic() > self.next_line:
+            self.next_line = time.monotonic() + LINE_SECONDS
+            print_line(line, sys.stderr)
 
     def _new_lines(self, name: str) -> str:
         """What has been appended to a file since the last call; all of one that was written anew."""
@@ -93,6 +123,38 @@ class Progress:
             self.read[name] += len(lines + newline)
             return lines.decode(errors="replace")
         return ""
+
+
+def print_line(line: str, screen: TextIO) -> None:
+    """A line that stays, in place of one that moved."""
+    print(CLEAR + line if screen.isatty() else line, file=screen, flush=True)
+
+
+def is_outside_steps(phase: str) -> bool:
+    """Whether a phase belongs to no training step and stands on a line of its own."""
+    return phase.startswith("starting") or phase == VALIDATING
+
+
+def progress_of(state: dict, step: int, now: float) -> str:
+    """What a run does at the time `now`, by what STATE_FILE says; within 80 columns where numbers are small."""
+    phase = state["phase"].replace("_", " ")
+    seconds = max(0.001, now - state["since"])
+    if not is_outside_steps(phase):
+        phase = f"step {step}" if phase == ROLLOUT else f"step {step}: {phase}"
+    elapsed = tqdm.format_interval(seconds)
+    if "done" not in state:
+        return f"{phase}, {elapsed}"
+    parts = [f"{phase}: {state['done']}/{state['all']} done"]
+    if state["done"]:
+        left = seconds * (state["all"] / state["done"] - 1)
+        parts.append(f"{tqdm.format_interval(left)} left")
+    else:
+        parts.append(elapsed)
+    if state.get("tokens"):
+        tokens = tqdm.format_sizeof(state["tokens"])
+        rate = tqdm.format_sizeof(state["tokens"] / max(0.001, state["at"] - state["since"]))
+        parts += [f"{tokens} tokens", f"{rate}/s", f"{state['running']} running", f"length {state['length']:.2f}"]
+    return ", ".join(parts)
 
 
 def newest(config: DictConfig) -> Path | None:
@@ -223,4 +285,4 @@ def write_last_line(run_directory: Path, ending: Ending, screen: TextIO | None =
     with suppress(OSError), open(run_directory / LOG_FILE, "a") as log:
         log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
     with suppress(OSError):
-        print(line, file=screen or sys.stderr, flush=True)
+        print_line(line, screen or sys.stderr)

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import secrets
 import time
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +23,7 @@ from sam.vllm.hints import RequestHints
 from sam.vllm.plugin import check_installed
 
 LOG_SECONDS = 60.0  # for the log of shared text to be started
+PROGRESS_SECONDS = 5.0  # that a rollout's progress is waited for
 STOP_SECONDS = 10.0  # that the end of a run waits for engines to end
 ENGINE_NICE = 10  # of 19; at 0 a replica's server waits 0.2 s for a core when the engines take all of them
 
@@ -51,6 +53,10 @@ class SpeculationWorkerExtension(vLLMColocateWorkerExtension):
         """
         if self.device.type == "cpu" and torch.get_num_threads() == 1:
             os.setpriority(os.PRIO_PROCESS, 0, max(ENGINE_NICE, os.getpriority(os.PRIO_PROCESS, 0)))
+
+    def sam_progress(self) -> tuple[int, int, int, int]:
+        """StepRecorder.progress."""
+        return self.sam_recorder.progress()
 
     def sam_take_record(self) -> bytes:
         """The engine steps since the last call, as EngineSteps.to_bytes."""
@@ -119,6 +125,10 @@ class SpeculationServer(vLLMHttpServer):
         seconds, self._busy_seconds = self._busy_seconds, 0.0
         return (await self.engine.collective_rpc("sam_take_record"))[0], seconds
 
+    async def progress(self) -> tuple[int, int, int, int]:
+        """Of the first worker, StepRecorder.progress."""
+        return (await self.engine.collective_rpc("sam_progress"))[0]
+
     async def routing_limits(self) -> dict[str, int]:
         """What the engine holds, by its own numbers, for recipe.sam_dapo.rollout.router."""
         vllm = self.engine.vllm_config
@@ -167,6 +177,16 @@ def take_steps() -> list[tuple[EngineSteps, float]]:
     parts = ray.get([replica.servers[0].take_rollout_record.remote() for replica in STARTED])
     taken = [(EngineSteps.from_bytes(content), seconds) for content, seconds in parts]
     return [(steps, seconds) for steps, seconds in taken if len(steps)]
+
+
+def progress() -> dict[str, float]:
+    """Running requests, tokens and acceptance length of all replicas since the last call of `take_steps`; nothing where
+    one does not answer, of which others tell."""
+    with suppress(Exception):
+        parts = ray.get([replica.servers[0].progress.remote() for replica in STARTED], timeout=PROGRESS_SECONDS)
+        running, tokens, verified, emitted = map(sum, zip(*parts, strict=True))
+        return {"running": running, "tokens": tokens, "length": emitted / verified if verified else 1.0}
+    return {}
 
 
 def end_engines() -> None:

@@ -1,6 +1,7 @@
 """verl's synchronous V1 trainer with ordered groups and a record of the run on disk, beside what
 recipe.sam_dapo.verl_plugin adds to every trainer of verl's."""
 
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -8,9 +9,21 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 
 from recipe.sam_dapo.launch import routing, sharing
-from recipe.sam_dapo.record import RUNNING, STARTING_ENGINES, VALIDATING, RunRecord
+from recipe.sam_dapo.record import (
+    LOG_PROBABILITIES,
+    ROLLOUT,
+    RUNNING,
+    SAVING,
+    STARTING_ENGINES,
+    STARTING_LOOPS,
+    UPDATE,
+    VALIDATING,
+    RunRecord,
+)
 from recipe.sam_dapo.rollout import prompt_uid
 from recipe.sam_dapo.trainer.dynamic_sampling import DapoRounds
+
+LOOK_SECONDS = 2.0  # between looks at a rollout's progress, which cost an engine up to a step's preparation
 
 
 class DapoTrainer(PPOTrainerSync):
@@ -20,6 +33,7 @@ class DapoTrainer(PPOTrainerSync):
         super().__init__(config)
         self.record = RunRecord(Path(config.run_dir))
         self._prompts_dispatched = 0
+        self._next_look = 0.0
 
     def _setup(self):
         self.record.enter(STARTING_ENGINES)
@@ -36,6 +50,8 @@ class DapoTrainer(PPOTrainerSync):
         from recipe.sam_dapo.rollout import server
 
         self.record.start(self.global_steps + 1)
+        if isinstance(self.replay_buffer, DapoRounds):
+            self.replay_buffer.on_wait = self._look
         super().fit(agent_loop_manager)
         self.record.enter("finished")
         with suppress(Exception):
@@ -43,14 +59,49 @@ class DapoTrainer(PPOTrainerSync):
 
     def on_init_end(self):
         """verl's first weight sync, marked as a phase for the supervisor."""
-        validates = self.config.trainer.get("val_before_train", True)
-        with self.record.weight_sync(then=VALIDATING if validates else RUNNING):
+        with self.record.weight_sync():
             super().on_init_end()
+        self.record.enter(STARTING_LOOPS)
 
-    def on_train_begin(self):
-        """Steps begin, after the first validation."""
+    def on_validate_begin(self):
+        """Prompts of the held-out set are next."""
+        self.record.enter(VALIDATING)
+        super().on_validate_begin()
+
+    def on_validate_end(self):
+        """Training goes on."""
+        super().on_validate_end()
         self.record.enter(RUNNING)
-        super().on_train_begin()
+
+    def on_sample_begin(self):
+        """A step's prompts have been dispatched."""
+        self.record.enter(ROLLOUT)
+        super().on_sample_begin()
+
+    def on_sample_end(self):
+        """Training begins."""
+        super().on_sample_end()
+        self.record.enter(LOG_PROBABILITIES)
+
+    def _update_actor(self, batch, metrics):
+        self.record.enter(UPDATE)
+        return super()._update_actor(batch, metrics)
+
+    def _save_checkpoint(self):
+        self.record.enter(SAVING)
+        super()._save_checkpoint()
+
+    def _look(self, partition_id: str, done: int, prompts: int) -> None:
+        """Let the screen know how far a rollout is, now and then."""
+        from recipe.sam_dapo.rollout import server
+
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + LOOK_SECONDS
+        rollout = self.config.actor_rollout_ref.rollout
+        samples = rollout.val_kwargs.n if partition_id == "val" else rollout.n
+        self.record.show(done=done, all=prompts * samples, **server.progress())
 
     def on_step_begin(self):
         """Number the step's prompts from 0."""

@@ -8,7 +8,7 @@ on the order in which responses finish.
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from statistics import fmean
 from typing import Any
@@ -36,6 +36,7 @@ class DapoRounds(ReplayBuffer):
     Attributes:
         rows: the responses of the last training step in dispatch order, as rollouts/<step>.jsonl has them. The
             `given_spans` [begin, end) of a response's tokens were given to the model: tools' outputs.
+        on_wait: called over and over while a rollout goes on, with its partition, responses done and prompts in all.
     """
 
     def __init__(self, *args, **kwargs):
@@ -44,6 +45,7 @@ class DapoRounds(ReplayBuffer):
         self.rows: list[dict[str, Any]] = []
         self._counts: dict[str, int] = {}  # of the step, by COUNTS
         self._has_warned = False
+        self.on_wait: Callable[[str, int, int], None] = lambda *_: None
 
     def prompts_per_round(self, batch_size: int) -> int:
         """Prompts of a round, when a step trains on `batch_size` of them."""
@@ -140,6 +142,8 @@ class DapoRounds(ReplayBuffer):
             ended = self.finished_keys[partition_id] | self.failure_keys[partition_id]
             if len(ended) >= count:
                 return sorted(ended)
+            responses = {key.rpartition("_")[0] for key in self.partitions[partition_id]}
+            self.on_wait(partition_id, len(responses), count)
             time.sleep(self.poll_interval)
 
     def _responses(self, partition_id: str, uids: list[str]) -> Iterator[tuple[str, dict[str, Any], dict[str, float]]]:

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import sys
+import time
 
 import pytest
 import torch
@@ -125,8 +127,8 @@ WARNING = "(TaskRunner pid=7) WARNING 11-28 09:00:00 [sam.vllm.proposer] draftin
 def test_phases_steps_and_warnings_are_lines(tmp_path, capsys):
     (log := tmp_path / "train.log").write_text(WARNING)
     bar = Progress(tmp_path, total_steps=10, first=4)
-    for phase in ("starting Ray", "starting the engines", "weight_sync", "first validation", "running"):
-        (tmp_path / "state.json").write_text(json.dumps({"phase": phase}))
+    for phase in ("starting Ray", "starting the engines", "weight_sync", "validation", "running"):
+        (tmp_path / "state.json").write_text(json.dumps({"phase": phase, "since": time.time()}))
         bar.update()
     (metrics := tmp_path / "metrics.jsonl").write_text("".join(json.dumps({"step": n} | ROW) + "\n" for n in range(8)))
     bar.update()
@@ -134,6 +136,55 @@ def test_phases_steps_and_warnings_are_lines(tmp_path, capsys):
     log.write_text(WARNING * 3)
     bar.update()
     steps = [f"training: step {n} of 10: 9.0 s, reward +0.25, response 85 tokens" for n in (5, 6, 7, 8)]
-    phases = ["starting Ray", "starting the engines", "first validation"]
+    phases = ["starting Ray", "starting the engines", "validation"]
     said = "warning: sam.vllm.proposer: drafting failed"
     assert capsys.readouterr().err.splitlines() == [*phases, *steps, said]
+
+
+AT = {
+    "phase": "rollout",
+    "since": 100.0,
+    "at": 120.0,
+    "done": 24,
+    "all": 96,
+    "tokens": 12340,
+    "running": 32,
+    "length": 2.314,
+}
+
+
+@pytest.mark.parametrize(
+    ("state", "line"),
+    [
+        ({"phase": "starting the engines", "since": 95.0}, "starting the engines, 00:25"),
+        ({"phase": "rollout", "since": 100.0}, "step 3, 00:20"),
+        (AT | {"done": 0}, "step 3: 0/96 done, 00:20, 12.3k tokens, 617/s, 32 running, length 2.31"),
+        (AT, "step 3: 24/96 done, 01:00 left, 12.3k tokens, 617/s, 32 running, length 2.31"),
+        (
+            AT | {"phase": "validation"},
+            "validation: 24/96 done, 01:00 left, 12.3k tokens, 617/s, 32 running, length 2.31",
+        ),
+        ({"phase": "weight_sync", "since": 119.0}, "step 3: weight sync, 00:01"),
+    ],
+)
+def test_what_goes_on_is_a_line_with_the_time(state, line):
+    assert screen.progress_of(state, 3, now=120.0) == line
+
+
+def test_on_a_terminal_one_line_moves_and_a_file_gets_it_now_and_then(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(time, "time", lambda: 120.0)
+    (tmp_path / "state.json").write_text(json.dumps(AT))
+    bar = Progress(tmp_path, total_steps=10)
+    bar.update()
+    assert capsys.readouterr().err == ""
+    bar.next_line = 0.0
+    for _ in range(2):
+        bar.update()
+    assert capsys.readouterr().err.count("step 1: 24/96 done") == 1
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "30")
+    bar.update()
+    bar._say("warning: x")
+    bar.update()
+    moving = "step 1: 24/96 done, 01:00 lef"
+    assert capsys.readouterr().err.replace(screen.CLEAR, "<") == f"<{moving}<warning: x\n<{moving}"

@@ -97,6 +97,21 @@ def test_first_groups_with_signal_in_dispatch_order(make, order):
     assert [row["given_spans"] for row in sampler.rows] == [[[1, 2]]] * 16
 
 
+def test_who_waits_is_told_of_each_response(make):
+    sampler, queue = make([MIXED] * 4)
+    uid, late, told = prompt_uid(1, 2), f"{prompt_uid(1, 2)}_1_0", []
+    queue.tags[uid]["status"] = "running"
+    last = queue.tags.pop(late)
+
+    def end(*progress):
+        told.append(progress)
+        queue.tags |= {late: last, uid: queue.tags[uid] | {"status": "finished"}}
+
+    sampler.on_wait = end
+    sampler.sample(global_steps=1, partition_id="train", batch_size=4)
+    assert told == [("train", 7, 4)]
+
+
 SAID = "data_source 'x': /my/reward.py:3: ValueError: no number"
 
 
