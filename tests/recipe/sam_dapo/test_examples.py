@@ -1,11 +1,10 @@
 """The examples: what they start is composed, and verl and vLLM are asked whether they take it."""
 
 import json
-import os
 import re
+import runpy
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +13,6 @@ from verl.utils.config import validate_config
 
 from recipe.sam_dapo.preflight import machine
 from recipe.sam_dapo.preflight.vllm_command import engine_arguments
-from recipe.sam_dapo.tiny.assets import AssetSettings, prepare_assets
 from sam.config import SpeculationConfig
 from tests.recipe.sam_dapo.preflight.test_machine import QWEN3_8B, QWEN3_32B
 from tests.recipe.sam_dapo.test_verl_plugin import composed
@@ -73,14 +71,26 @@ def test_a_server_is_told_to_draft_on_a_cpu_and_on_a_gpu(tmp_path, program, draf
     assert SpeculationConfig.from_vllm(engine) == SpeculationConfig()
 
 
-@pytest.mark.engine
-def test_the_answers_of_an_engine_on_a_cpu(tmp_path):
-    """In processes of its own, as a user starts it."""
-    prepare_assets(tmp_path / "assets", AssetSettings())
-    command = [sys.executable, EXAMPLES / "offline.py", tmp_path / "assets" / "model", "from f to i begin 7 3\n\n"]
-    variables = os.environ | {"TORCHDYNAMO_DISABLE": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = dict(re.findall(r"^(\w+): (\d+) tokens$", done.stdout, re.M))
-    assert 0 < int(found["accepted"]) <= int(found["drafted"]), done.stdout
-    assert len(re.findall(r"^\d: ", done.stdout, re.M)) == 8
+def test_a_program_asks_for_drafts_and_says_how_many_stood(monkeypatch, capsys):
+    """With a stand-in for the engine; vLLM's own arguments are made of what it is given."""
+    import vllm
+    from vllm.engine.arg_utils import EngineArgs
+
+    counts = {"num_drafts": 1, "num_draft_tokens": 8, "num_accepted_tokens": 5}
+
+    class Engine:
+        def __init__(self, model: str, **arguments):
+            asked = EngineArgs(model, **arguments)
+            assert asked.speculative_config == {"model": "sam.SamProposer", "num_speculative_tokens": 8}
+
+        def generate(self, question: str, sampling: vllm.SamplingParams) -> list[SimpleNamespace]:
+            return [SimpleNamespace(outputs=[SimpleNamespace(text=f" {question}\n")] * sampling.n)]
+
+        def get_metrics(self) -> list[SimpleNamespace]:
+            return [SimpleNamespace(name=f"vllm:spec_decode_{name}", value=value) for name, value in counts.items()]
+
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    monkeypatch.setattr(vllm, "LLM", Engine)
+    runpy.run_path(str(EXAMPLES / "offline.py"))["main"]("a/model", "why?")
+    said = capsys.readouterr().out.splitlines()
+    assert said == [*(f"{number}: why?" for number in range(1, 9)), "drafted: 8 tokens", "accepted: 5 tokens"]
