@@ -229,17 +229,13 @@ def rows_of(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Replay every file with every drafter; a row of figures for each, by the names of HEADER's columns in JSON.
 
     Raises:
-        ValueError: one line, before anything is measured where a package is missing.
+        ValueError: one line, before anything is measured.
     """
     for name in options.drafter:
         make_drafter(name, options.scope, options.k)
     if "rest" in options.drafter and not (options.corpus or options.split):
         raise ValueError("drafter rest: it drafts from a corpus alone: add --corpus or --split")
-    corpus = read_corpus(options.corpus, HISTORY_TOKENS, options.tokenizer) if options.corpus else []
-    for path in options.traces:
-        recording = read_recording(path, options.tokenizer)
-        if options.split:
-            corpus, recording = split(recording, path)
+    for path, corpus, recording in inputs_of(options):
         for name in options.drafter:
             make = partial(make_drafter, name, options.scope, options.k, corpus=corpus)
             with tqdm(total=2 * recording.num_tokens, unit="tok", desc=f"{path.stem} {name}", mininterval=2.0) as bar:
@@ -251,6 +247,15 @@ def rows_of(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             yield {"file": path.name, "drafter": name, "tokens": result.tokens, "given": result.given, **figures}
         for late in options.late:
             yield late_row(recording, path, late, options, corpus)
+
+
+def inputs_of(options: argparse.Namespace) -> list[tuple[Path, list[Text], Recording]]:
+    """Read every file: its path, what is read before it, and what is replayed of it."""
+    recordings = [(path, read_recording(path, options.tokenizer)) for path in options.traces]
+    if options.split:
+        return [(path, *split(recording, path)) for path, recording in recordings]
+    corpus = read_corpus(options.corpus, HISTORY_TOKENS, options.tokenizer) if options.corpus else []
+    return [(path, corpus, recording) for path, recording in recordings]
 
 
 def late_row(recording: Recording, path: Path, late: int, options: argparse.Namespace, corpus: list) -> dict[str, Any]:

@@ -162,6 +162,15 @@ def test_a_missing_package_is_said_before_anything_is_measured(tmp_path, capsys,
     assert capsys.readouterr().err.startswith("error: drafter suffix: no module for suffix; install requirements/")
 
 
+def test_a_recording_that_cannot_be_split_is_said_before_anything_is_measured(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(command, "replay", lambda *_, **__: pytest.fail("it has measured"))
+    rows = [json.dumps({"prompt_tokens": [prompt], "response_tokens": [3, 4]}) + "\n" for prompt in (1, 2)]
+    (tmp_path / "two.jsonl").write_text("".join(rows))
+    (tmp_path / "one.jsonl").write_text(rows[0])
+    assert main(["--traces", str(tmp_path / "two.jsonl"), str(tmp_path / "one.jsonl"), "--split"]) == 2
+    assert capsys.readouterr().err.endswith("one.jsonl: --split with 1 prompt: expected two or more\n")
+
+
 def test_json_is_one_object_with_a_corpus_read_beforehand(tmp_path, capsys):
     text, rows = list(range(100, 160)), tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"prompt_tokens": [p], "response_tokens": text}) + "\n" for p in (1, 2)))
