@@ -112,26 +112,43 @@ def override(choice: Choice) -> str:
 
 class Measured(NamedTuple):
     """What a run and its reference took in each training step that is simulated, float64 [n] seconds; `reference` is
-    None where there is none."""
+    None where there is none. `slower`, `reference_slower`: times that the machine was so, which is no error of the
+    simulation."""
 
     own: np.ndarray
     reference: np.ndarray | None
+    slower: np.ndarray | float = 1.0
+    reference_slower: np.ndarray | float = 1.0
 
     def gain_of(self, without: Trial, own: Trial, chosen: Trial) -> tuple[float, float, float]:
         """Speed-up over no speculation and its interval; `without` and `own` are simulated."""
         scale = self.own / own.seconds
         if self.reference is None:
-            error = _spread(own.seconds, self.own)
+            error = _spread(own.seconds * self.slower, self.own)
             return gains(without.seconds * scale, chosen.seconds * scale, error)
         if chosen is own:
             return gains(self.reference, self.own, error=0.0)
-        error = _spread(without.seconds / own.seconds, self.reference / self.own)
+        simulated = without.seconds * self.reference_slower / (own.seconds * self.slower)
+        error = _spread(simulated, self.reference / self.own)
         return gains(self.reference, chosen.seconds * scale, error)
 
 
 def _spread(simulated: np.ndarray, measured: np.ndarray) -> float:
     """Root mean square of the logarithm of one over the other."""
     return float(np.sqrt(np.mean(np.log(simulated / measured) ** 2)))
+
+
+def measured_of(
+    run: RecordedRun, reference: RecordedRun | None, runs: list[RecordedRun], fitted: FittedCost
+) -> Measured:
+    """What was measured in the training steps of `run`, the first of `runs`, to which the costs are fitted."""
+    slower = np.array([fitted.slower[0, step] for step in run.seconds])
+    own = np.array(list(run.seconds.values()))
+    if reference is None:
+        return Measured(own, None, slower)
+    number = next(i for i, one in enumerate(runs) if one is reference)
+    seconds = np.array([reference.seconds[step] for step in run.seconds])
+    return Measured(own, seconds, slower, np.array([fitted.slower[number, step] for step in run.seconds]))
 
 
 def reference_of(run: RecordedRun, others: list[RecordedRun]) -> RecordedRun | None:
@@ -150,13 +167,13 @@ def tune(options: argparse.Namespace) -> Iterator[str]:
         if reference and all(reference.directory != one.directory for one in others):
             others.append(reference)
         run = choose_steps(whole, options.steps, reference)
-        fitted, idle_ms = fit_runs([whole, *others])
+        runs = [whole, *others]
+        fitted, idle_ms = fit_runs(runs)
         most = max(int(steps.running.max()) for step in run.seconds for _, steps in run.rounds(step))
     choices = candidates(run.choice, most, options.k, options.threshold)
     without, *trials = play(run, [replace(run.choice, policy="never"), *choices], fitted, idle_ms)
     itself = trials[0]
-    seconds = reference and np.array([reference.seconds[step] for step in run.seconds])
-    measured = Measured(np.array(list(run.seconds.values())), seconds)
+    measured = measured_of(run, reference, runs, fitted)
     for trial in sorted(trials, key=Trial.total)[:SHOWN]:
         speedup = measured.gain_of(without, itself, trial)[0]
         length = f"acceptance length {trial.accept_length:.2f}, {trial.wasted} draft tokens wasted"
@@ -168,7 +185,7 @@ def tune(options: argparse.Namespace) -> Iterator[str]:
     simulated = f"{its:.1f} s measured, {found:.1f} s simulated ({found / its - 1:+.1%})"
     yield f"the run itself: {simulated}, {len(run.seconds)} training steps"
     if reference:
-        ratios = f"{seconds.sum() / its:.2f}x measured, {without.total() / found:.2f}x simulated"
+        ratios = f"{measured.reference.sum() / its:.2f}x measured, {without.total() / found:.2f}x simulated"
         yield f"over {reference.directory}, without speculation: {ratios}"
     yield from recommended(measured, without, trials)
     yield from doubts(run, reference, fitted)

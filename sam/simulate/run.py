@@ -159,6 +159,7 @@ class FittedCost(NamedTuple):
     admit_ms: float  # that a new request adds to its first step
     drafts_seen: bool  # whether any step verified drafts; if not, a draft token is taken to cost as much as a request
     plain_from: int  # fewest requests of a step without drafts, once all have come: for fewer, its cost is a guess
+    slower: dict[tuple[int, int], float] | None = None  # times that the machine was so in a run's training step
 
 
 def fit_runs(runs: list[RecordedRun]) -> tuple[FittedCost, float]:
@@ -192,7 +193,7 @@ def fit_runs(runs: list[RecordedRun]) -> tuple[FittedCost, float]:
     if (drift := max(slower) / min(slower)) > SEEN_DRIFT:
         said = f"the machine was up to {drift:.1f}x slower in some training steps, which is taken out"
         fitted = fitted._replace(cost=replace(fitted.cost, source=f"{fitted.cost.source}; {said}"))
-    return fitted, max(0.0, 1e3 * idle / len(parts))
+    return fitted._replace(slower=dict(zip(trained, slower, strict=True))), max(0.0, 1e3 * idle / len(parts))
 
 
 def slowness(fitted: FittedCost, parts: list[np.ndarray], trained: list[tuple[int, int]]) -> list[float]:

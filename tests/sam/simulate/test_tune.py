@@ -54,6 +54,8 @@ def test_what_was_measured_beside_a_run_is_what_its_own_setting_gains():
     assert gain == pytest.approx(4.0) and low < 3.0 < 5.0 < high
     gain, low, high = Measured(np.full(8, 1.0), None).gain_of(without, own, own)
     assert gain == 2.0 and low < 1.5 < 2.5 < high
+    # A machine that was half as slow for the whole run is no error of the simulation.
+    assert Measured(np.full(8, 1.0), None, np.full(8, 0.5)).gain_of(without, own, own) == (2.0, 2.0, 2.0)
     assert chosen_of([own, other]) is other
     assert chosen_of([own, other._replace(seconds=np.full(8, 1.98))]) is own
 
