@@ -86,7 +86,8 @@ def is_over(config: DictConfig) -> bool:
     """Whether the checkpoint that a run would go on from is its last step's."""
     steps = config.trainer.total_training_steps
     folder = checkpoint(config)
-    return bool(steps) and folder is not None and step_of(folder) >= steps
+    trains = bool(steps) and not config.trainer.val_only
+    return trains and folder is not None and step_of(folder) >= steps
 
 
 def changed_settings(config: DictConfig, accept_changes: bool) -> list[str]:

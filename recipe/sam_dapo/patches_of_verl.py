@@ -20,6 +20,9 @@ PATCHES = register({
         "verl 0.9.1 lets the kernel choose a free port for torch.distributed, closes it, and listens there seconds "
         "later, when Ray may have been given it: EADDRINUSE (https://github.com/verl-project/verl/issues/5889). Runs "
         "that start at once on a node seldom try the same port here.", "verl's trainer has a key for this argument."),
+    "name_validation": Patch("verl.trainer.ppo.v1.trainer_base", "uuid",
+        "verl names the groups of a validation by chance: its dump has the responses in another order each time.",
+        "verl names them in the order of the data."),
     "name_job": Patch("ray.runtime_context.RuntimeContext", "get_job_id",
         "verl names the socket by which it hands weights to an engine after Ray's job, below /tmp "
         "(https://github.com/verl-project/verl/pull/6246), and every Ray counts its jobs from one: an engine would "

@@ -3,6 +3,7 @@
 A run's directory has, beside verl's own logs, and each appearing whole or not at all:
 
 rollouts/<step>.jsonl: one response per line as token ids, in dispatch order, kept or dropped; when it was generated.
+val_rollouts/<step>.jsonl: the same of a validation, in the order of the data.
 engine_steps/<step>.npz: sam.record.engine_steps.EngineSteps of the first replica.
 metrics.jsonl: one object per training step, everything that goes to wandb; step 0 is the first validation.
 state.json: the phase the run is in, for the supervisor. config.yaml: its settings.
@@ -29,6 +30,7 @@ from sam.record import replacing, responses
 from sam.record.engine_steps import EngineSteps
 from sam.record.responses import CONFIG_FILE, METRICS_FILE, responses_path
 
+VAL_ROLLOUTS = "val_rollouts"
 STATE_FILE = "state.json"
 LOCK_FILE = "running.json"  # locked while a run goes on
 # Phases that state.json names, beside finished.
@@ -64,7 +66,7 @@ class RunRecord:
     def __init__(self, directory: Path):
         self.directory = directory
         self._state: dict[str, Any] = {}
-        for name in ("rollouts", "engine_steps"):
+        for name in ("rollouts", VAL_ROLLOUTS, "engine_steps"):
             (directory / name).mkdir(parents=True, exist_ok=True)
 
     def start(self, first_step: int) -> None:
@@ -84,6 +86,10 @@ class RunRecord:
     def write_rollouts(self, step: int, rows: list[dict]) -> None:
         """Write a step's responses to rollouts/<step>.jsonl."""
         _write_lines(responses_path(self.directory, step), rows)
+
+    def write_validation(self, step: int, rows: list[dict]) -> None:
+        """Write the responses of the validation after a step to val_rollouts/<step>.jsonl."""
+        _write_lines(self.directory / VAL_ROLLOUTS / f"{step}.jsonl", rows)
 
     def enter(self, phase: str) -> None:
         """Say which phase begins, to the supervisor and to who looks at the screen."""
@@ -115,7 +121,7 @@ HARMLESS = """
     run_dir assets assets_command drafters machine watchdog routing speculation ray_kwargs transfer_queue
     trainer.experiment_name trainer.logger trainer.save_freq trainer.test_freq trainer.val_before_train
     trainer.resume_mode trainer.resume_from_path trainer.default_local_dir trainer.max_actor_ckpt_to_keep
-    trainer.total_epochs trainer.total_training_steps data.val_files ROLLOUT.gpu_memory_utilization
+    trainer.total_epochs trainer.total_training_steps trainer.val_only data.val_files ROLLOUT.gpu_memory_utilization
     ROLLOUT.max_num_seqs ROLLOUT.max_num_batched_tokens ROLLOUT.enforce_eager ROLLOUT.router_config_path
     ROLLOUT.engine_kwargs.vllm ROLLOUT.trace ROLLOUT.profiler ROLLOUT.prometheus global_profiler trainer.project_name
     ROLLOUT.log_prob_micro_batch_size_per_gpu actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu

@@ -120,6 +120,8 @@ def values(config: DictConfig) -> Iterator[str]:
         rows += [(FLASH, "null flash_attention_2", "it does not see split sequences")]
     if config.trainer.device == "npu":
         rows += [("speculation.method", "ngram off sam suffix", "vllm-ascend's own draft models have no switch")]
+    if config.trainer.val_only:
+        rows += [("trainer.val_before_train", "true", "verl would train, in spite of val_only")]
     for key, taken, why in rows:
         key, value = value_of(config, key)
         if value not in taken.split():

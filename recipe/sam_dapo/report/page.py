@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 from recipe.sam_dapo.record import differences
+from recipe.sam_dapo.report import accuracy
 from recipe.sam_dapo.report.answer import answer, facts, remarks, summarize
 from recipe.sam_dapo.report.phases import ERRORS, LEAST_SHARE, table_of_phases
 from recipe.sam_dapo.report.pictures import draw_phases, draw_rollout
@@ -38,6 +39,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def report(directories: list[Path], output: Path | None) -> str:
     """Write report.html and summary.json into `output`; returns what is printed."""
+    if accuracy.only_validated(directories):
+        return accuracy.report(directories, output)
     runs = load_runs(directories)
     output = output or runs[0].directory.parent
     against, note = load_stock(output, runs[0])

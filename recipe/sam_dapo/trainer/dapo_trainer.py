@@ -1,10 +1,14 @@
 """verl's synchronous V1 trainer with ordered groups and a record of the run on disk, beside what
 recipe.sam_dapo.verl_plugin adds to every trainer of verl's."""
 
+import itertools
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
+from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 
@@ -22,8 +26,21 @@ from recipe.sam_dapo.record import (
 )
 from recipe.sam_dapo.rollout import prompt_uid
 from recipe.sam_dapo.trainer.dynamic_sampling import DapoRounds
+from sam.patching import put
 
 LOOK_SECONDS = 2.0  # between looks at a rollout's progress, which cost an engine up to a step's preparation
+
+
+@contextmanager
+def named_in_order(step: int) -> Iterator[None]:
+    """The groups of a validation, which verl names by chance, are named in the order of the data."""
+    by_chance = trainer_base.uuid
+    names = (prompt_uid(step, prompt) for prompt in itertools.count())
+    put(trainer_base, "uuid", "name_validation", SimpleNamespace(uuid4=lambda: next(names)))
+    try:
+        yield
+    finally:
+        put(trainer_base, "uuid", "name_validation", by_chance)
 
 
 class DapoTrainer(PPOTrainerSync):
@@ -137,7 +154,12 @@ class DapoTrainer(PPOTrainerSync):
         self.record.append_metrics(global_steps, metrics)
 
     def _validate(self):
-        metrics = super()._validate()
+        """verl's; then write the responses to disk."""
+        sampler = self.replay_buffer
+        sampler.validated = []
+        with named_in_order(self.global_steps):
+            metrics = super()._validate()
+        self.record.write_validation(self.global_steps, sampler.validated)
         if not self._prompts_dispatched:  # later validations are logged with their step's metrics
             self.record.append_metrics(self.global_steps, metrics)
         return metrics

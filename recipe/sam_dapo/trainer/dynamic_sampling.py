@@ -23,7 +23,14 @@ from recipe.sam_dapo.rollout.agent_loop import FAILURE, SPAN
 
 POLL_SECONDS = 0.05
 COUNTS = ("rounds", "dropped_groups", "failed_groups", "failed_responses", "surplus_groups")
-FIELDS = ["prompts", "responses", "response_mask", "rm_scores", "extra_fields"]  # of a response in TransferQueue
+FIELDS = [
+    "prompts",
+    "responses",
+    "response_mask",
+    "rm_scores",
+    "extra_fields",
+    "data_source",
+]  # of a response in TransferQueue
 logger = logging.getLogger(__name__)
 
 
@@ -36,6 +43,7 @@ class DapoRounds(ReplayBuffer):
     Attributes:
         rows: the responses of the last training step in dispatch order, as rollouts/<step>.jsonl has them. The
             `given_spans` [begin, end) of a response's tokens were given to the model: tools' outputs.
+        validated: the same of the validation that goes on.
         on_wait: called over and over while a rollout goes on, with its partition, responses done and prompts in all.
     """
 
@@ -43,7 +51,8 @@ class DapoRounds(ReplayBuffer):
         super().__init__(*args, poll_interval=POLL_SECONDS, **kwargs)
         self.settings = self.sampler_kwargs
         self.rows: list[dict[str, Any]] = []
-        self._counts: dict[str, int] = {}  # of the step, by COUNTS
+        self.validated: list[dict[str, Any]] = []
+        self._counts = dict.fromkeys(COUNTS, 0)  # of the step
         self._has_warned = False
         self.on_wait: Callable[[str, int, int], None] = lambda *_: None
 
@@ -56,6 +65,7 @@ class DapoRounds(ReplayBuffer):
         if partition_id == "val":
             uids = self._wait_for_groups(partition_id, batch_size)[:batch_size]
             self._say_failures(partition_id, uids, f"the validation at step {global_steps}")
+            self.validated += [row for _uid, row, _metrics in self._responses(partition_id, uids)]
             return self._take(partition_id, uids), {}
         self.rows, self._counts, kept, seen = [], dict.fromkeys(COUNTS, 0), [], set()
         dispatched = self.prompts_per_round(batch_size)  # by the trainer, before it calls us
@@ -151,7 +161,9 @@ class DapoRounds(ReplayBuffer):
         if not (keys := self._trajectory_keys(partition_id, uids)):
             return
         data = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=FIELDS)
-        for key, prompt, response, mask, scores, extra in zip(keys, *(data[name] for name in FIELDS), strict=True):
+        for key, prompt, response, mask, scores, extra, source in zip(
+            keys, *(data[name] for name in FIELDS), strict=True
+        ):
             uid, sample, _ = key.split("_")
             edges = np.flatnonzero(np.diff(mask.numpy() == 0, prepend=False, append=False))
             metrics = {"reward": (reward := float(scores.sum()))}
@@ -163,6 +175,7 @@ class DapoRounds(ReplayBuffer):
             row |= {"prompt_tokens": prompt.tolist(), "response_tokens": response.tolist()}
             row |= {"given_spans": edges.reshape(-1, 2).tolist(), "reward": reward, "acc": metrics.get("acc")}
             row |= {SPAN: said.get(SPAN)}
+            row["data_source"] = str(getattr(source, "data", source))
             yield uid, row, metrics
 
     def _trajectory_keys(self, partition_id: str, uids: list[str]) -> list[str]:

@@ -40,6 +40,7 @@ OVERRIDES = [
     ("KV of old weights could be read", f"+{VLLM}.kv_transfer_config.kv_connector=AscendStoreConnector"),
     ("vllm-ascend's own draft models have no switch", "speculation.method=hybrid", "speculation.draft_model=/x"),
     ("verl does not read it, temperature decides", f"{ROLLOUT}.do_sample=false"),
+    ("in spite of val_only: set it to true", "trainer.val_only=true", "trainer.val_before_train=false"),
     ("it does not see split sequences", *CUDA, f"{ATTENTION}=sdpa", f"{SPLIT}=2"),
     ("verl's V1 trainer does not read it", "custom_reward_function.path=a.py"),
     (f"{ACTOR}.use_kl_loss=ture: expected true or false", f"{ACTOR}.use_kl_loss=ture"),

@@ -2,6 +2,7 @@
 tests/recipe/sam_dapo/test_bench.py has stock vLLM beside a run."""
 
 import json
+import re
 
 import pytest
 
@@ -196,3 +197,33 @@ def test_runs_that_cannot_be_compared_are_one_line(runs, name, tmp_path, capsys)
     assert main([str(runs[0]), str(other), "--output", str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and name in error and error.count("\n") == 1 and not (tmp_path / "out").exists()
+
+
+def validated(directory, method, *right, different=()):
+    """A run that has answered problems of two data sets, each two times; `right`: how many times rightly. The last
+    problem comes twice in the data."""
+    config = {"speculation": {"method": method}, "trainer": {"val_only": True}}
+    write_run(directory, config, [{"step": 0, "val-core/gsm8k/acc/mean@2": 0.5}], {})
+    (directory / "val_rollouts").mkdir()
+    rows = [
+        {"prompt": n, "sample": sample, "data_source": ("gsm8k", "aime")[n // 3], "prompt_tokens": [min(n, 4)],
+         "acc": float(sample < count),
+         "response_tokens": [n, sample, int((n, sample) in different)]}
+        for n, count in enumerate(right) for sample in range(2)
+    ]  # fmt: skip
+    (directory / "val_rollouts" / "0.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return directory
+
+
+def test_of_runs_that_only_validate_pass_at_1_is_compared_problem_by_problem(report, tmp_path):
+    sam = validated(tmp_path / "sam", "sam", 2, 1, 0, 1, 2, 0)
+    printed = report(sam, validated(tmp_path / "off", "off", 1, 1, 0, 1, 2, 0, different={(0, 1)}))
+    assert [re.split(" {2,}", line.strip()) for line in printed[:3]] == [
+        ["data set", "problems", "samples", "sam", "off", "first less second"],
+        ["aime", "2", "3", "50.0 % (50.0 to 50.0)", "50.0 % (50.0 to 50.0)", "0.0 % (0.0 to 0.0)"],
+        ["gsm8k", "3", "2", "50.0 % (0.0 to 100.0)", "33.3 % (0.7 to 66.0)", "16.7 % (-16.0 to 49.3)"],
+    ]
+    assert printed[3] == "Identical responses: 11 of 12, token for token."
+    assert "16.7 % (-16.0 to 49.3)" in (tmp_path / "out" / "report.html").read_text()
+    (sam / "val_rollouts" / "0.jsonl").unlink()
+    assert main([str(sam)]) == 2

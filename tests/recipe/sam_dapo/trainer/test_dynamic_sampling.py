@@ -46,6 +46,7 @@ class Queue:
             "responses": rows,
             "response_mask": [torch.tensor([1, 0])] * len(keys),  # the last token was a tool's
             "rm_scores": [torch.tensor([0.0, 2.0 * a - 1.0]) for a in accuracy],
+            "data_source": ["task"] * len(keys),
             "extra_fields": [{"reward_extra_info": self.extra(a)} for a in accuracy],
         }
 
@@ -155,6 +156,8 @@ def test_a_validation_of_which_every_response_failed_ends_the_run_and_others_go_
     queue.dispatch(4)
     batch, _ = sampler.sample(global_steps=1, partition_id="val", batch_size=8)
     assert batch.keys == keys_of(range(4, 8)) and SAID in caplog.text
+    found = [(row["prompt"], row["sample"], row["acc"], row["data_source"]) for row in sampler.validated]
+    assert found == [(group, sample, 1.0 - sample, "task") for group in range(4, 8) for sample in (0, 1)]
 
 
 def test_rounds_are_bounded_and_the_error_says_what_to_change_and_what_others_failed_of(make):
