@@ -3,10 +3,7 @@
 MODEL is a folder, or a name as vLLM takes it; a device is not needed. The same for a server: examples/serve.sh.
 """
 
-import os
 import sys
-
-os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # the exact sampler replaces that of vLLM's first model runner
 
 from vllm import LLM, SamplingParams
 

@@ -5,13 +5,8 @@
 # rises while it answers. The same settings for Python: examples/offline.py.
 set -euo pipefail
 
-# The exact sampler replaces that of vLLM's first model runner.
-export VLLM_USE_V2_MODEL_RUNNER=0
-if command -v nvidia-smi >/dev/null || command -v npu-smi >/dev/null; then
-    # By this name vLLM goes on to schedule steps ahead, and this project's drafter takes its place.
-    drafter='{"method": "ngram_gpu", "num_speculative_tokens": 8}'
-else
-    drafter='{"model": "sam.SamProposer", "num_speculative_tokens": 8}'
+drafter='{"model": "sam.SamProposer", "num_speculative_tokens": 8}'
+if ! command -v nvidia-smi >/dev/null && ! command -v npu-smi >/dev/null; then
     export VLLM_CPU_KVCACHE_SPACE="${VLLM_CPU_KVCACHE_SPACE:-1}" # GiB, else vLLM takes half of a laptop's memory
 fi
-exec vllm serve "${1:-Qwen/Qwen3-0.6B}" --speculative-config "$drafter" --additional-config '{"speculation": {}}' "${@:2}"
+exec vllm serve "${1:-Qwen/Qwen3-0.6B}" --speculative-config "$drafter" "${@:2}"

@@ -31,7 +31,7 @@ holds_other_engine() {
     local found
     for found in "$1"/lib/python3*/site-packages/vllm-[0-9]*.dist-info; do
         case "$1 $found" in
-            .venv\ *+cpu* | .venv-ascend\ * | .venv-v2\ *) return 1 ;;
+            .venv\ *+cpu* | .venv-ascend\ *) return 1 ;;
             .venv\ * | *+cpu*) [ -d "$found" ] && return 0 ;;
         esac
     done
@@ -142,22 +142,4 @@ set_up_ascend_simulator() {
     export PATH="$REPOSITORY/.venv-ascend/bin:$PATH" VIRTUAL_ENV="$REPOSITORY/.venv-ascend"
     export LD_LIBRARY_PATH="$REPOSITORY/.venv-ascend/cann-stubs${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
     export TORCH_DEVICE_BACKEND_AUTOLOAD=0 TORCHDYNAMO_DISABLE=1 OMP_NUM_THREADS=1
-}
-
-# vLLM's second model runner on a CPU, its kernels in Triton's interpreter: .venv-v2, for tests/v2 alone.
-install_second_runner() {
-    rm -f .venv-v2/.environment # what another state of pins has left
-    echo "setting up .venv-v2: vLLM with its second model runner (the first time downloads about 3 GB)"
-    make_environment .venv-v2
-    install_into .venv-v2 --require-hashes --compile-bytecode -r requirements/v2.txt
-    install_into .venv-v2 --no-build-isolation --reinstall-package sam-rollout -e .
-}
-
-set_up_second_runner() {
-    cd "$REPOSITORY"
-    local wanted
-    wanted="$(cat requirements/{uv,v2}.txt pyproject.toml | sha256sum | cut -d' ' -f1)"
-    unless_stamped .venv-v2/.environment "$wanted" install_second_runner
-    export PATH="$REPOSITORY/.venv-v2/bin:$PATH" VIRTUAL_ENV="$REPOSITORY/.venv-v2"
-    export TORCHDYNAMO_DISABLE=1 OMP_NUM_THREADS=1
 }

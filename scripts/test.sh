@@ -2,7 +2,7 @@
 # Sets everything up and passes the tests: the default suite, in two processes side by side.
 #   fast       what to run while working: a minute, no engine, nothing is downloaded
 #   --ascend   the tests of vllm-ascend on a simulated NPU, in an environment of their own
-#   --v2       the tests of vLLM's second model runner on a CPU, in an environment of their own
+#   --v2       the tests of vLLM's second model runner on a CPU
 #   --versions every vLLM from 0.23 on, one after the other, or those that are named: some three minutes each
 #   --nodes    the tests of two nodes, made of this machine's namespaces: eight minutes, needs root
 # Further arguments go to one pytest: bash scripts/test.sh tests/sam -k automaton
@@ -34,7 +34,12 @@ side_by_side() {
 case "${1:-}" in
 --ascend | --v2)
     folder="tests/${1#--}"
-    if [ "$1" = --ascend ]; then set_up_ascend_simulator; else set_up_second_runner; fi
+    if [ "$1" = --ascend ]; then
+        set_up_ascend_simulator
+    else
+        set_up_environment cpu smollm2 dev
+        export VLLM_USE_V2_MODEL_RUNNER=1 TORCHDYNAMO_DISABLE=1 OMP_NUM_THREADS=1
+    fi
     shift
     [ $# -eq 0 ] || exec python -m pytest "$@"
     side_by_side "$folder/test_engine.py" --durations=20 -- "$folder" --ignore "$folder/test_engine.py" --durations=20

@@ -25,6 +25,7 @@ SAM = (
     ("automaton", "verify", "record", "routing"),
     ("drafting",),
     ("switch", "history", "sharing"),
+    ("engine",),
     ("vllm",),
     ("peers",),
     ("replay",),

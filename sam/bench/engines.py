@@ -31,8 +31,6 @@ STOP_SECONDS = 20.0  # to shut an engine down before it is killed
 LOOK_SECONDS = 0.5  # how often a process is looked after that does not answer
 # No looking for anything on a network.
 OFFLINE = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-# vLLM runs dense Qwen3 on CUDA with its second model runner, whose sampler sam.vllm does not replace.
-OURS = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 MEMORY = "VLLM_CPU_KVCACHE_SPACE"
 MEMORY_ARGUMENTS = {"gpu_memory_utilization", "kv_cache_memory_bytes"}
 MEMORY_SHARE = 0.6  # of the memory for all engines together: they stay up, beside what else the machine runs
@@ -109,7 +107,7 @@ def environment_of(variant: str) -> dict[str, str]:
 
     vLLM has one list of plugins for all groups, platforms too. Stock gets all that the user has but this project's.
     """
-    ours = OURS | (HUGE_PAGES if vllm_version().endswith("+cpu") else {})
+    ours = HUGE_PAGES if vllm_version().endswith("+cpu") else {}
     environment = OFFLINE | (ours if variant != STOCK else {}) | dict(os.environ)
     found = [one for package in distributions() for one in package.entry_points if one.group.startswith("vllm.")]
     of_project = {one.name for one in found if one.value.startswith("sam.")}

@@ -25,9 +25,9 @@ import torch
 from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.spec_decode.ngram_proposer_gpu import NgramProposerGPU
 
+from sam.engine.session import MAX_STEPS_BEHIND
 from sam.vllm import hooks, ranks
 from sam.vllm.proposer import SamProposer
-from sam.vllm.tracked_requests import MAX_STEPS_BEHIND
 
 
 @dataclass

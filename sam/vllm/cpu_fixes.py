@@ -39,7 +39,8 @@ def install(runner, config: SpeculationConfig) -> None:
         # What loads weights without `attach`. What else writes weights does not on a CPU.
         for owner, name in ((runner.model, "load_weights"), (runner, "reload_weights")):
             patches.wrap(owner, name, "pack_after_loads", functools.partial(_load_and_pack, runner.model))
-    patches.wrap(runner, "_bookkeeping_sync", "keep_unread_generators", functools.partial(_keep_generators, runner))
+    if hasattr(runner, "_bookkeeping_sync"):
+        patches.wrap(runner, "_bookkeeping_sync", "keep_unread_generators", functools.partial(_keep_generators, runner))
     if type(getattr(runner, "drafter", None)).__name__ == "NgramProposer":
         # Root cause: its `propose` lets numba start its threads, which sets OpenMP's number to all processors. Symptom:
         # matrix products are divided otherwise from then on, and log-probabilities may differ by some 1e-6.

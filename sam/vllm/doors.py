@@ -15,6 +15,7 @@ logger = logging.getLogger(__name__)
 
 TESTED = ("0.23", "0.24", "0.26")  # versions that have passed `bash scripts/test.sh --versions`: docs/compatibility.md
 RUNNER = "v1/worker/gpu_model_runner.py GPUModelRunner"
+SECOND = "v1/worker/gpu/model_runner.py"
 BATCH = "v1/worker/gpu_input_batch.py InputBatch"
 SCHEDULER = "v1/core/sched/scheduler.py Scheduler"
 SCHEDULED = "v1/core/sched/output.py"
@@ -107,12 +108,34 @@ DOORS = {
         f"{RUNNER}.reload_weights()",
     ),
     "second": (
+        "config/vllm.py VllmConfig._get_v2_model_runner_unsupported_features()",
         "v1/engine/input_processor.py InputProcessor.speculative_config",
-        "v1/worker/gpu/model_runner.py GPUModelRunner.add_requests(scheduler_output)",
-        "v1/worker/gpu/model_runner.py AsyncOutput",
-        "v1/worker/gpu/spec_decode/__init__.py init_speculator(vllm_config, device, req_states)",
-        f"{SCHEDULER}.dynamic_sd_lookup",
-        f"{SCHEDULED} SchedulerOutput.num_spec_tokens_to_schedule",
+        f"{SECOND} GPUModelRunner.execute_model(scheduler_output)",
+        f"{SECOND} GPUModelRunner.finish_requests(scheduler_output)",
+        f"{SECOND} GPUModelRunner.load_model()",
+        f"{SECOND} GPUModelRunner.take_draft_token_ids()",
+        f"{SECOND} GPUModelRunner.initialize_kv_cache(kv_cache_config)",
+        f"{SECOND} GPUModelRunner.decode_query_len",
+        f"{SECOND} GPUModelRunner.num_speculative_steps",
+        f"{SECOND} GPUModelRunner.sample_tokens()",
+        f"{SECOND} GPUModelRunner.execute_model_state",
+        f"{SECOND} GPUModelRunner.speculator",
+        f"{SECOND} GPUModelRunner.rejection_sampler",
+        f"{SECOND} GPUModelRunner.req_states",
+        f"{SECOND} GPUModelRunner.sampler",
+        "v1/worker/gpu/async_utils.py AsyncOutput.copy_event",
+        "v1/worker/gpu/async_utils.py AsyncOutput.model_runner_output",
+        "v1/worker/gpu/async_utils.py AsyncOutput.num_sampled_tokens_np",
+        "v1/worker/gpu/async_utils.py AsyncOutput.sampled_token_ids",
+        "v1/worker/gpu/states.py RequestState.draft_tokens",
+        "v1/worker/gpu/states.py RequestState.req_id_to_index",
+        "v1/worker/gpu/spec_decode/__init__.py init_speculator(vllm_config, device)",
+        "v1/worker/gpu/input_batch.py InputBatch.num_computed_tokens_np",
+        "v1/worker/gpu/input_batch.py InputBatch.num_draft_tokens",
+        "v1/worker/gpu/input_batch.py InputBatch.prefill_len_np",
+        "v1/worker/gpu/input_batch.py get_num_sampled_and_rejected(num_sampled, seq_lens, cu_num_logits, idx_mapping, "
+        "prefill_len)",
+        f"{SCHEDULED} NewRequestData.prefill_token_ids",
     ),
 }
 

@@ -5,6 +5,7 @@ import threading
 from dataclasses import replace
 
 from sam import verify
+from sam.config import SpeculationConfig
 from sam.vllm import patches
 
 DISCARDED = "async_tokens_to_discard"  # attribute of a request, until vLLM 0.26: outputs under way that count no more
@@ -27,8 +28,9 @@ def install(runner) -> None:
         capture_drafts_of_any_length(runner)
 
 
-def notice_new_weights(runner) -> None:
-    """Tell the drafter of new weights, or of a LoRA adapter that is loaded again: once between two steps."""
+def notice_new_weights(runner, each_step: str = "_update_states") -> None:
+    """Tell the drafter of new weights, or of a LoRA adapter that is loaded again: once between two steps, in each of
+    which the runner calls a method of its own."""
     told, adapters, name = threading.Event(), set(), "notice_new_weights"
 
     def tell(*_weights) -> None:
@@ -41,7 +43,7 @@ def notice_new_weights(runner) -> None:
             tell()
         adapters.add(request.lora_int_id)
 
-    patches.before(runner, "_update_states", name, lambda _: told.clear())
+    patches.before(runner, each_step, name, lambda _: told.clear())
     patches.before(runner.get_model(), "load_weights", name, tell)
     patches.before(runner, "add_lora", name, note_adapter)
 
@@ -122,6 +124,11 @@ def skip_ngram_gpu_tensors() -> None:
     patches.wrap(gpu_model_runner, "update_ngram_gpu_tensors_incremental", "skip_ngram_gpu_tensors", update)
 
 
+def ask_for_room(output, drafter) -> None:
+    """Let the scheduler learn from a step's output, vLLM's ModelRunnerOutput, whether to leave room for drafts."""
+    setattr(output, PLACEHOLDERS, drafter.num_speculative_tokens if drafter.wants_drafts else 0)
+
+
 def schedule_wanted_drafts(scheduler_class) -> None:
     """Let the scheduler leave room for drafts only while some are to come."""
 
@@ -137,7 +144,12 @@ def schedule_wanted_drafts(scheduler_class) -> None:
         return outputs
 
     def update_after_schedule(original, self, scheduler_output):
-        follows = getattr(self, "_sam_follows", False)
+        if not hasattr(self, "_sam_follows"):  # before anything is drafted
+            config = SpeculationConfig.from_vllm(self.vllm_config)
+            self._sam_follows = config is not None and config.method == "sam"
+            if self._sam_follows:
+                self._spec_token_placeholders = []
+        follows = self._sam_follows
         # From vLLM 0.24 on the next step's placeholders are as many as this says.
         if follows and hasattr(scheduler_output, "num_spec_tokens_to_schedule"):
             scheduler_output.num_spec_tokens_to_schedule = len(self._spec_token_placeholders)
@@ -205,6 +217,5 @@ def _draft_after_sampling(proposer, sample_tokens, *arguments, **keywords):
     output = sample_tokens(*arguments, **keywords)
     if hasattr(output, "get_output"):
         proposer.after_step(output)
-        wanted = proposer.num_speculative_tokens if proposer.wants_drafts else 0
-        setattr(output._model_runner_output, PLACEHOLDERS, wanted)
+        ask_for_room(output._model_runner_output, proposer)
     return output

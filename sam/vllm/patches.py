@@ -2,7 +2,7 @@
 
 `PATCHES` is the whole list: `wrap` and `put` (sam/patching.py) replace nothing that does not stand in it, and nothing
 else replaces anything (tests/test_layers.py). An engine for which no `speculation` is configured keeps vLLM's own but
-for the first two and `take_all_sampling`, which look for that and step aside.
+for the first three and `take_all_sampling`, which look for that and step aside.
 """
 
 from sam.patching import Patch, before, make_instead, put, register, wrap
@@ -15,6 +15,9 @@ PATCHES = register({
     "find_speculation": Patch("vllm.v1.worker.worker_base.WorkerWrapperBase", "init_device",
         "a plugin is called before there is a config.", "vLLM has a hook for a model runner that has been made."),
     "find_scheduler": Patch("vllm.config.SchedulerConfig", "get_scheduler_cls", "as above.", "as above."),
+    "choose_as_stock": Patch("vllm.config.VllmConfig", "__post_init__ _get_v2_model_runner_unsupported_features",
+        "for a drafter of the user's vLLM takes its first model runner and schedules synchronously.",
+        "either runner takes a drafter of the user's, however it is scheduled."),
     "install": Patch("runner", "load_model", "drafter and samplers need a model runner with its model.", "as above."),
     "make_sam_async": Patch("vllm.v1.spec_decode.ngram_proposer_gpu.NgramProposerGPU", "__new__",
         "gpu_model_runner.py takes no other class for the only drafter without a model that is scheduled "
@@ -50,7 +53,7 @@ PATCHES = register({
     "skip_accepted_counts": Patch("runner", "num_accepted_tokens_event",
         "with speculative tokens every step waits for an event and copies counts to the device, which models with "
         "recurrent state alone read.", "vLLM makes that event for hybrid models only."),
-    "notice_new_weights": Patch("runner and its model", "load_weights add_lora _update_states",
+    "notice_new_weights": Patch("runner and its model", "load_weights add_lora _update_states finish_requests",
         "frameworks hand new weights to the model or its adapter in pieces, each in its own way; text of older weights "
         "leaves the history first.", "vLLM tells its drafter of new weights."),
     "keep_other_ranks_tokens": Patch("runner", "_determine_batch_execution_and_padding",
@@ -58,9 +61,9 @@ PATCHES = register({
         "vLLM keeps them."),
     "measure_at_warm_up": Patch("runner", "capture_model initialize_kv_cache",
         "nothing is called between the end of warm-up and the first request.", "vLLM calls its drafter there."),
-    "record_steps": Patch("runner; of the second one also its speculator and AsyncOutput",
+    "record_steps": Patch("runner; of the second one also its drafter's session and AsyncOutput",
         "execute_model _model_forward _sample propose_draft_token_ids sample_tokens "
-        "add_requests sample propose get_output",
+        "add_requests sample draft get_output",
         "vLLM's metrics are sums over an engine, without what single steps took.", "vLLM reports steps."),
     # Asynchronous scheduling.
     "schedule_wanted_drafts": Patch("AsyncScheduler", "update_from_output _update_after_schedule",
@@ -78,9 +81,11 @@ PATCHES = register({
         "asynchronous scheduling takes a drafter of the user's."),
     "draft_on_host": Patch("runner",
         "use_async_spec_decode token_ids_gpu_tensor _copy_valid_sampled_token_count take_draft_token_ids "
-        "_update_states _sample sample_tokens propose_draft_token_ids _prepare_input_ids",
+        "_update_states _sample sample_tokens propose_draft_token_ids _prepare_input_ids execute_model "
+        "speculator num_speculative_steps",
         "vLLM's asynchronous drafters run on the device, and the host corrects its counts a step late. Ours put true "
-        "counts and drafts into the next step before it begins; a trained drafter's are filled in on the device.",
+        "counts and drafts into the next step before it begins; a trained drafter's are filled in on the device. The "
+        "second runner tells its drafters neither which requests are new, nor their prompts, nor which have finished.",
         "asynchronous scheduling takes a drafter of the user's."),
     "own_counts": Patch("runner", "execute_model",
         "only for ngram_gpu has the model runner its own dictionaries of what is scheduled: in an engine of one "
@@ -94,16 +99,15 @@ PATCHES = register({
         "vLLM's draft models draft in every step and for all requests; the switch and hybrid drafts do not.",
         "vLLM lets a drafter of the user's have a KV cache."),
     # Graphs.
-    "capture_drafts_of_any_length": Patch("runner", "uniform_decode_query_len _check_and_update_cudagraph_mode",
+    "capture_drafts_of_any_length": Patch("runner",
+        "uniform_decode_query_len _check_and_update_cudagraph_mode initialize_kv_cache decode_query_len",
         "with k speculative tokens whole graphs are captured for steps of 1 + k tokens a request; all others, those "
         "without drafts too, run layer by layer (Qwen3-8B on an H200: 8 to 14 ms in place of 5). Where attention takes "
         "any lengths in a graph (FlashAttention 3), a graph of n tokens serves all steps of n tokens.",
         "vLLM captures decode graphs for several lengths."),
-    # vLLM's second model runner, 0.32 and 0.33, where something drafts (sam/vllm/v2); `runner` is its GPUModelRunner.
-    "make_speculator": Patch("vllm.v1.worker.gpu.model_runner and runner", "init_speculator AsyncOutput add_requests",
-        "the runner makes vLLM's own drafters only, whose prompt lookup looks at a request's own text. A speculator is "
-        "told neither which requests are new, nor their prompts, nor which have finished, and not handed the copy of "
-        "the step's tokens to the host, which has begun when it is called.",
+    # vLLM's second model runner, where something drafts (sam/vllm/v2); `runner` is its GPUModelRunner.
+    "make_speculator": Patch("vllm.v1.worker.gpu.model_runner", "init_speculator",
+        "the runner makes vLLM's own drafters only, whose prompt lookup looks at a request's own text.",
         "vLLM takes a speculator of the user's (issues 51212 and 53895)."),
     "take_all_sampling": Patch("vllm.v1.engine.input_processor.InputProcessor", "__init__ speculative_config",
         "vLLM refuses requests with min_p or logit_bias where drafts are verified, since its rejection sampler leaves "

@@ -7,7 +7,7 @@ from typing import Any
 
 from sam.config import WITH_DRAFT_MODEL, SpeculationConfig
 from sam.log import show_warnings
-from sam.vllm import doors, patches, ranks, stopped_requests
+from sam.vllm import choice, doors, patches, ranks, stopped_requests
 from sam.vllm.v2 import engine as second_runner
 
 logger = logging.getLogger(__name__)
@@ -35,6 +35,7 @@ def register() -> None:
 
     patches.wrap(WorkerWrapperBase, "init_device", "find_speculation", _init_device)
     patches.wrap(SchedulerConfig, "get_scheduler_cls", "find_scheduler", _get_scheduler_cls)
+    choice.choose_as_stock()
     if not doors.missing("second"):
         second_runner.take_all_sampling()
     stopped_requests.refuse_sessions()
@@ -52,7 +53,7 @@ def _init_device(original, wrapper) -> None:
         return original(wrapper)
     check_lossless(vllm_config)
     check_recurrent_state(vllm_config.model_config, getattr(vllm_config.speculative_config, "method", None))
-    if second_runner.is_second_runner(vllm_config):
+    if choice.is_second_runner(vllm_config):
         return second_runner.init_device(original, wrapper, config)
     doors.check("first")
     _open_doors(vllm_config, config)
@@ -68,8 +69,8 @@ def _init_device(original, wrapper) -> None:
 
 
 def _get_scheduler_cls(original, scheduler_config):
-    """vLLM's, which counts what stopped requests hold, with the switch where it says how many tokens are drafted, or
-    with the wires of asynchronous scheduling; without a drafter of ours the latter two do nothing."""
+    """vLLM's, which counts what stopped requests hold, with the wires of asynchronous scheduling, which do nothing
+    without a drafter of ours."""
     scheduler_class = original(scheduler_config)
     stopped_requests.count_text_alone()
     if scheduler_config.async_scheduling:
@@ -77,10 +78,6 @@ def _get_scheduler_cls(original, scheduler_config):
 
         hooks.schedule_wanted_drafts(scheduler_class)
         hooks.discard_stale_drafts(scheduler_class)
-    if not doors.missing("second"):
-        from sam.vllm.v2.scheduler import switched
-
-        return switched(scheduler_class)
     return scheduler_class
 
 
@@ -110,11 +107,7 @@ def _open_doors(vllm_config, config: SpeculationConfig) -> None:
         from sam.vllm.trained.proposer import open_doors
 
         open_doors()
-    if current_platform.is_cpu():
-        doors.check("cpu")
-        from sam.vllm import cpu_fixes
-
-        cpu_fixes.open_doors()
+    second_runner.open_cpu_doors()
 
 
 def _async_proposer(door, vllm_config):
@@ -160,7 +153,6 @@ def check_recurrent_state(model_config, method: str | None) -> None:
 
 def install(runner) -> None:
     """Bind the drafter and the sampler to a model runner, as its config says."""
-    from vllm.logger import init_logger
     from vllm.platforms import current_platform
 
     from sam.vllm import hooks, warmup_cost
@@ -187,11 +179,7 @@ def install(runner) -> None:
     rejection_sampler = getattr(runner, "rejection_sampler", None)
     if rejection_sampler is not None and (config.verification == "rejection" or current_platform.is_cpu()):
         hooks.verify_by_rejection(sys.modules[type(rejection_sampler).__module__])
-    # vLLM shows what its own loggers are told, and theirs below.
-    drafter = type(getattr(runner, "drafter", None)).__name__
-    init_logger("vllm.sam").info(
-        "speculation: drafter %s, policy %s, verification %s", drafter, config.policy, config.verification
-    )
+    second_runner.say_what_drafts(runner, config)
 
 
 def check_scheduling(runner, config: SpeculationConfig) -> None:

@@ -13,9 +13,9 @@ import numpy as np
 from vllm.config import CUDAGraphMode
 from vllm.forward_context import get_forward_context
 
+from sam.engine.hints import turn_of
 from sam.record.engine_steps import PER_STEP, TURNS, EngineSteps, accepted_tokens
 from sam.vllm import patches, warmup_cost
-from sam.vllm.hints import turn_of
 
 RUNNING, EMITTED = (list(PER_STEP).index(name) for name in ("running", "emitted"))
 
@@ -29,6 +29,7 @@ class Step:
     is_on: bool | None = None  # whether the policy lets requests speculate; None of a drafter without one
     stages: dict[str, float] = field(default_factory=lambda: {"forward": 0.0, "verify": 0.0, "draft": 0.0})  # seconds
     replayed: bool = False  # whether the forward pass replayed a graph
+    drafts: dict[str, list[int]] | None = None  # that it verifies, where what was scheduled does not say so
     ended: float = 0.0
 
 
@@ -110,12 +111,15 @@ class StepRecorder:
 
     def _execute_model(self, function, scheduler_output, *args, **kwargs):
         self._step = Step(scheduler_output, time.perf_counter(), getattr(self._of_drafter("last"), "is_on", None))
-        self._preemptions += len(getattr(scheduler_output, "preempted_req_ids", None) or ())
+        self._note_preemptions(scheduler_output)
         result = self._timed("forward", function, scheduler_output, *args, **kwargs)
         # No request goes on from the step before: the time between the two steps was idle.
         if scheduler_output.total_num_scheduled_tokens == 0 or not scheduler_output.scheduled_cached_reqs.req_ids:
             self._last_end = 0.0
         return result
+
+    def _note_preemptions(self, scheduler_output) -> None:
+        self._preemptions += len(getattr(scheduler_output, "preempted_req_ids", None) or ())
 
     def _note_replay(self, *_) -> None:
         """By the mode with which vLLM's forward context tells a captured model whether to replay: vLLM's and
@@ -152,7 +156,7 @@ class StepRecorder:
             prefilling = sum(one.num_computed_tokens + count < one.num_prompt_tokens for one, count in requests)
             emitted = running - prefilling + sum(len(tokens_of[request_id]) - 1 for request_id in drafts)
         else:
-            drafts = scheduled.scheduled_spec_decode_tokens
+            drafts = scheduled.scheduled_spec_decode_tokens if step.drafts is None else step.drafts
             tokens_of = {name: sampled[output.req_id_to_index[name]] for name in scheduled.num_scheduled_tokens}
             prefilling = sum(not tokens for tokens in tokens_of.values())
             emitted = sum(map(len, tokens_of.values()))
@@ -197,14 +201,22 @@ class SecondRunnersRecorder(StepRecorder):
         patches.before(runner, "add_requests", name, self._add_requests)
         patches.wrap(runner, "sample", name, functools.partial(self._timed, "verify"))
         patches.wrap(runner, "sample_tokens", name, self._sample_tokens)
-        if runner.speculator is not None:
-            patches.wrap(runner.speculator, "propose", name, functools.partial(self._timed, "draft"))
+        if session := self._of_drafter("session"):
+            patches.wrap(session, "draft", name, functools.partial(self._timed, "draft"))
+
+    def _note_preemptions(self, scheduler_output) -> None:
+        """`_add_requests` does."""
 
     def _add_requests(self, scheduler_output) -> None:
         self._ended |= scheduler_output.finished_req_ids
-        self._requests |= {request.req_id: request for request in scheduler_output.scheduled_new_reqs}
+        for request in scheduler_output.scheduled_new_reqs:
+            # What this vLLM says of preemptions leaves out those by force: a request that starts again was preempted.
+            self._preemptions += request.req_id in self._requests and request.req_id not in self._ended
+            self._requests[request.req_id] = request
 
     def _record_when_known(self, step: Step, output) -> None:
+        step.drafts = self._of_drafter("verifying")
+
         def get_and_record(get_output):
             self._record(step, found := get_output())
             return found

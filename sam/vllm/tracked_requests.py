@@ -1,21 +1,12 @@
 """The requests of a model runner that the drafter follows, and the tokens that it is given."""
 
 import itertools
-import logging
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from sam.drafting.drafter import Drafter
-from sam.history.client import HistoryClient
-from sam.sharing.client import INTERVAL_SECONDS
-from sam.vllm.hints import is_continued, response_of, response_start
-
-logger = logging.getLogger(__name__)
-
-# Steps without drafts after which the drafter is given the tokens of all of them at once.
-MAX_STEPS_BEHIND = 32
+from sam.engine.hints import is_continued, response_of, response_start
+from sam.engine.session import MAX_STEPS_BEHIND, Session
 
 
 class TrackedBatch(NamedTuple):
@@ -27,45 +18,22 @@ class TrackedBatch(NamedTuple):
     texts: np.ndarray  # int32 [batch, max_model_len], those of the whole batch
 
 
-def start_request(
-    drafter: Drafter,
-    history: HistoryClient | None,
-    counters: dict[str, int],
-    request_id: str,
-    prompt: np.ndarray,
-    given: np.ndarray,
-) -> bool:
-    """Follow a request with `prompt`, which goes on with `given` (both int32 [length]); False if it cannot be."""
-    try:
-        if history:
-            history.request_started(request_id, prompt, drafter)
-        drafter.start(request_id, prompt, given)
-    except ValueError as error:
-        if counters["untracked_requests"] == 0:
-            logger.warning("no drafts for a request: %s (logged once, then counted)", error)
-        counters["untracked_requests"] += 1
-        if history:
-            history.request_finished(request_id, [])
-        return False
-    counters["tracked_requests"] += 1
-    return True
-
-
 class TrackedRequests:
     """Starts, updates and finishes a model runner's requests in the drafter, and in the history if there is one."""
 
-    def __init__(self, runner, drafter: Drafter, history: HistoryClient | None, counters: dict[str, int]):
-        self._runner, self._drafter, self.history, self._counters = runner, drafter, history, counters
+    def __init__(self, runner, session: Session):
+        self._runner = runner
+        self._session = session
+        self._drafter = session.drafter
         # vLLM forgets a finished request before the drafter may have seen its last tokens: its state is kept here.
         self.states: dict[str, Any] = {}
         self.untracked: set[str] = set()  # requests that get no drafts
-        self.shares_at = math.inf  # seconds from which on new text is to be sent to other replicas
         self._steps_behind = 0  # since the last update
 
     def is_due(self, now: float) -> bool:
         """Whether a step without drafts, at `now` seconds, updates the drafter too. To be asked once a step."""
         self._steps_behind += 1
-        return self._steps_behind >= MAX_STEPS_BEHIND or now >= self.shares_at
+        return self._steps_behind >= MAX_STEPS_BEHIND or now >= self._session.shares_at
 
     def update(self, now: float, emitted: list[int], lengths: np.ndarray, texts: np.ndarray) -> TrackedBatch | None:
         """Follow the batch's requests, finish those that are gone, and append new tokens.
@@ -78,11 +46,8 @@ class TrackedRequests:
             The rows to draft for; None without any.
         """
         self._steps_behind = 0
-        if self.shares_at < math.inf:
-            self.shares_at = now + INTERVAL_SECONDS
         self.release_finished()
-        if self.history:
-            self.history.deliver(self._drafter)
+        self._session.deliver(now)
         request_ids = self._runner.input_batch.req_ids
         sampled = [row for row, tokens in enumerate(emitted) if tokens]
         rows = [r for r in sampled if request_ids[r] in self.states or self._track(r, request_ids[r], texts)]
@@ -103,7 +68,7 @@ class TrackedRequests:
             return False
         state = self._runner.requests[request_id]
         prompt, given, _ = np.split(texts[row], [response_start(state), state.num_prompt_tokens])
-        if not start_request(self._drafter, self.history, self._counters, request_id, prompt, given):
+        if not self._session.start_request(request_id, prompt, given):
             self.untracked.add(request_id)
             return False
         self.states[request_id] = state
@@ -118,8 +83,6 @@ class TrackedRequests:
             unseen = self._drafter.num_tokens(request_id) - response_start(state)
             if last := response[unseen:]:
                 self._drafter.append([request_id], np.array(last, dtype=np.int32), np.array([0, len(last)]))
-            self._drafter.finish(request_id)
-            if self.history:
-                # The text of a part is kept with the response's last part, which begins with it.
-                self.history.request_finished(request_id, [] if is_continued(state) else response)
+            # The text of a part is kept with the response's last part, which begins with it.
+            self._session.end_request(request_id, [] if is_continued(state) else response)
         self.untracked.intersection_update(self._runner.requests)

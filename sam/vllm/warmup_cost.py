@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from sam.config import SpeculationConfig
 from sam.switch.step_cost import StepCost
@@ -119,4 +120,4 @@ def _forward_pass(runner, size: int) -> None:
     if get_pp_group().is_last_rank:
         # Each token of a step with drafts has its logits. vllm-ascend's returns all hidden states alone.
         runner.model.compute_logits((hidden[0] if isinstance(hidden, tuple) else hidden)[:size])
-    runner._sync_device()
+    getattr(runner, "_sync_device", torch.accelerator.synchronize)()

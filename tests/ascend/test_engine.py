@@ -152,7 +152,7 @@ def run(door, off, monkeypatch):
     ten steps replay one, and recorded is how many do."""
 
     def run_with(policy: str) -> tuple[SimpleNamespace, list[dict]]:
-        monkeypatch.setattr(door.runner.drafter, "policy", make_policy(policy, K, THRESHOLD))
+        monkeypatch.setattr(door.runner.drafter.session.switch, "policy", make_policy(policy, K, THRESHOLD))
         door.steps.clear()
         door.recorder.take()
         found = door.generate(SHORT)
@@ -194,7 +194,7 @@ def test_steps_without_drafts_launch_nothing_that_they_do_not_launch_without_spe
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_costs_drafts_and_changes_no_token(door, off, fault, monkeypatch):
     said, drafter = [], door.runner.drafter
-    monkeypatch.setattr("sam.vllm.proposer.logger.exception", lambda text, *_: said.append(text))
+    monkeypatch.setattr("sam.engine.session.logger.exception", lambda text, *_: said.append(text))
     monkeypatch.setitem(drafter.counters, "draft_errors", 0)
     FAULTS[fault](drafter)
     found = door.generate(SHORT[:6], SETTINGS[:6])

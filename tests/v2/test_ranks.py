@@ -7,20 +7,15 @@ import pytest
 
 from tests.sam.engine import matrix
 from tests.v2.engines import counters_of, engine
+from tests.v2.second_on_cpu import ON_IMPORT
 
 pytestmark = pytest.mark.engine
 
 REPOSITORY = Path(__file__).parents[2]
-# vLLM starts its ranks anew: they need what conftest.py does before anything of vLLM.
-REPAIRS = """
-import sys
-if "--multiprocessing-fork" in sys.orig_argv:
-    import tests.v2.conftest
-"""
 
 
 def test_two_ranks_draft_the_same_and_give_stock_vllms_tokens(model, tmp_path, monkeypatch):
-    (tmp_path / "sitecustomize.py").write_text(REPAIRS)
+    (tmp_path / "sitecustomize.py").write_text(ON_IMPORT)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(REPOSITORY)]))
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     rows = (91, 95, 100, 101, 110)

@@ -61,13 +61,33 @@ def register_kernels_once(monkeypatch) -> None:
         monkeypatch.setattr(CpuPlatform, name, staticmethod(functools.cache(getattr(CpuPlatform, name))))
 
 
+def _second_engine(model, method: str, asynchronous: bool):
+    from tests.sam.engine import matrix
+    from tests.sam.engine.tiny_engine import Engine
+
+    if method == "stock":
+        return Engine(model, logprobs_mode="processed_logprobs", additional_config={}, **matrix.SQUEEZED)
+    return matrix.engine(model, method, asynchronous)
+
+
+def _prepare_second(monkeypatch) -> None:
+    from tests.v2 import second_on_cpu
+
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    second_on_cpu.install()
+    register_kernels_once(monkeypatch)
+
+
 def _is_greedy(row: int) -> bool:
     from tests.sam.engine import matrix
 
     return matrix.settings(row)["temperature"] == 0.0
 
 
-RUNNERS = {"first": Runner(_prepare_first, _first_engine, _is_greedy)}
+RUNNERS = {
+    "first": Runner(_prepare_first, _first_engine, _is_greedy),
+    "second": Runner(_prepare_second, _second_engine, lambda row: True),
+}
 
 
 def load(engine, weights) -> None:

@@ -29,8 +29,6 @@ PATIENT = {
     "RAY_agent_register_timeout_ms": "300000",
     "RAY_worker_register_timeout_seconds": "300",
 }
-# vLLM would run dense Qwen3 on CUDA with its second model runner, whose sampler sam.vllm does not replace.
-FIRST_MODEL_RUNNER = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 CPU = HUGE_PAGES | {
     "VERL_PLATFORM": "cpu",  # of recipe.sam_dapo.tiny.platform
     "VERL_ENGINE_DEVICE": "cuda",  # verl registers its FSDP engines for cuda and npu only
@@ -89,7 +87,7 @@ def cpu_variables(config: DictConfig) -> dict[str, str]:
 
 def prepare(config: DictConfig, folder: Path) -> None:
     """Set the variables for a run; its private `folder` is for sockets, locks, compiled kernels."""
-    defaults = OFFLINE | PATIENT | FIRST_MODEL_RUNNER
+    defaults = OFFLINE | PATIENT
     # verl passes wandb.init a project and a name only; the rest wandb reads from its environment, such as the run that
     # it goes on with. Runs of one config and seed are shown together, each with its drafter.
     defaults |= {

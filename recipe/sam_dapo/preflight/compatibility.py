@@ -31,7 +31,7 @@ MACHINE = (
     ("cuda", "vLLM's build", "gpu", BUILD),
     ("cpu cuda", "plugin sam", "installed", "pip install --no-deps -e . where vLLM runs"),
     ("cpu cuda", "VLLM_PLUGINS", "sam sam,* *,sam *,sam,*", "add sam to it, or unset it"),
-    ("cpu cuda", "VLLM_USE_V2_MODEL_RUNNER", "0", "unset it: the recipe runs with vLLM's first runner"),
+    ("cpu cuda", "VLLM_USE_V2_MODEL_RUNNER", "0 1", "unset it: vLLM chooses its model runner"),
     ("npu", "HCCL_HOST_SOCKET_PORT_RANGE", "auto [0-9]*", "unset it, verl lets the system choose"),
     ("cpu cuda npu", "VLLM_PORT", "[0-9]*", "unset it, which Kubernetes sets for a service called vllm"),
 )

@@ -14,7 +14,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from recipe.sam_dapo.rollout.router import Request
 from sam.drafting.texts import digest
-from sam.vllm.hints import RequestHints
+from sam.engine.hints import RequestHints
 
 # Sampling parameters that read the response's tokens so far, which an engine takes for the prompt's in a later chunk.
 UNDIVIDED = (

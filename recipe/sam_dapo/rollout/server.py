@@ -15,11 +15,11 @@ from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, 
 
 from recipe.sam_dapo.launch import fork_server
 from sam.config import SpeculationConfig
+from sam.engine.hints import RequestHints
 from sam.patching import wrap
 from sam.record.engine_steps import EngineSteps
 from sam.sharing import link
 from sam.sharing.log import Log
-from sam.vllm.hints import RequestHints
 from sam.vllm.plugin import check_installed
 
 LOG_SECONDS = 60.0  # for the log of shared text to be started

@@ -4,6 +4,7 @@ Forward pass, sampling, verification and drafter cost what they cost with text o
 any shape with random weights can be measured on real text: drafts are accepted where they equal the given response.
 """
 
+import inspect
 from typing import Any
 
 import numpy as np
@@ -26,14 +27,14 @@ class ForcedText:
     """Replaces the sampled tokens of one model runner by those of given responses.
 
     Tokens are replaced where they are drawn: of ExactSampler at all positions of a draft, before it is compared with
-    them; of stock vLLM, which does not draft here, after its own sampler. A request's position is the number of its
-    response's tokens so far, known on the host under asynchronous scheduling too: no step waits for it.
+    them; of stock vLLM, which does not draft here, after its own sampler; of the second model runner in its sampler,
+    which exact verification asks too. A request's position is the number of its response's tokens so far: no step
+    waits for it.
     """
 
     def __init__(self, runner):
         self._runner = runner
         self.set_responses([])
-        self._numbers: dict[str, int] = {}  # of the second model runner, which keeps no sampling parameters
 
     @classmethod
     def attach(cls, runner) -> "ForcedText":
@@ -43,7 +44,7 @@ class ForcedText:
         forced = runner._sam_forced_text = cls(runner)
         if (sample := getattr(runner, "_sample", None)) is None:
             patches.put(runner, "add_requests", "force_text", forced._around_add_requests(runner.add_requests))
-            patches.put(runner, "sample", "force_text", forced._around_second_sample(runner.sample))
+            patches.put(runner.sampler, "sample", "force_text", forced._around_second_sample(runner.sampler.sample))
         elif hasattr(sample, "draw"):
             patches.put(sample, "draw", "force_text", forced._around_draw(sample.draw))
         else:
@@ -57,6 +58,11 @@ class ForcedText:
         self._table = np.full((len(responses) + 1, longest + 1), FREE)
         for row, response in zip(self._table, responses, strict=False):
             row[: len(response)] = response
+        if hasattr(self._runner, "req_states"):  # the second model runner
+            device = self._runner.device
+            self._on_device = torch.from_numpy(self._table).to(device)
+            # Of each slot of its requests, of which it keeps no sampling parameters.
+            self._numbers = torch.full((self._runner.max_num_reqs,), -1, device=device)
 
     def lookup(self, numbers: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Tokens of responses (int [n], -1 for none) at positions (int [n], from 0), FREE where there is none."""
@@ -89,24 +95,28 @@ class ForcedText:
     def _around_add_requests(self, function):
         def add_requests(scheduled):
             function(scheduled)
-            self._numbers |= {one.req_id: _number(one.sampling_params) for one in scheduled.scheduled_new_reqs}
-            for name in scheduled.finished_req_ids:
-                self._numbers.pop(name, None)
+            if new := scheduled.scheduled_new_reqs:
+                slots = [self._runner.req_states.req_id_to_index[one.req_id] for one in new]
+                of_slots = np.array([slots, [_number(one.sampling_params) for one in new]])
+                slots, numbers = _sent(of_slots, self._numbers.device)
+                self._numbers[slots] = numbers
 
         return add_requests
 
     def _around_second_sample(self, function):
-        """vLLM's second model runner, which stock uses for dense models on CUDA. Without drafts the number of computed
-        tokens is exact on the host."""
+        """The second model runner's sampler, by the places of tokens as the device knows them: the host's are too far
+        ahead while it does not know which drafts were accepted."""
+        signature = inspect.signature(function)
 
-        def sample(hidden_states, batch, grammar_output):
-            output, *counts = function(hidden_states, batch, grammar_output)
-            numbers = np.array([self._numbers.get(name, -1) for name in batch.req_ids])
-            prompts = self._runner.req_states.prompt_len.np[batch.idx_mapping_np]
+        def sample(*arguments, **keywords):
+            sampled, *others = function(*arguments, **keywords)
+            given = signature.bind(*arguments, **keywords).arguments
+            slots = given["expanded_idx_mapping"].long()
             # Negative while a prompt comes in pieces; that step's token is dropped.
-            positions = np.maximum(batch.num_computed_tokens_np + batch.num_scheduled_tokens - prompts, 0)
-            output.sampled_token_ids = _replaced(output.sampled_token_ids, self.lookup(numbers, positions)[:, None])
-            return output, *counts
+            positions = given["pos"] + 1 - self._runner.req_states.prompt_len.gpu[slots]
+            places = positions.long().clamp_(0, self._on_device.shape[1] - 1)
+            forced = self._on_device[self._numbers[slots], places]
+            return torch.where(forced == FREE, sampled, forced), *others
 
         return sample
 
@@ -148,7 +158,11 @@ def _number(sampling_params) -> int:
 
 
 def _replaced(sampled: torch.Tensor, forced: np.ndarray) -> torch.Tensor:
-    tokens = torch.from_numpy(forced).to(sampled.dtype)
-    if sampled.device.type != "cpu":
-        tokens = tokens.pin_memory().to(sampled.device, non_blocking=True)  # without waiting for the step under way
+    tokens = _sent(forced, sampled.device).to(sampled.dtype)
     return torch.where(tokens == FREE, sampled, tokens)
+
+
+def _sent(values: np.ndarray, device: torch.device) -> torch.Tensor:
+    """On a device, without waiting for the step under way."""
+    tensor = torch.from_numpy(values)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

@@ -1,38 +1,16 @@
-"""How an engine with the second model runner gets the drafter and the verification: which, where, and where not yet."""
+"""How an engine with the second model runner gets the drafter and the verification."""
 
 import functools
-import weakref
 from typing import Any
 
 from sam.config import SpeculationConfig
-from sam.vllm import doors, patches, ranks
+from sam.vllm import doors, patches
+from sam.vllm.choice import check_second, is_second_runner
 
 
 def engine_arguments(config: SpeculationConfig) -> dict[str, Any]:
-    """vLLM's arguments of an engine with the second runner."""
-    arguments = config.vllm_arguments(asynchronous=True)  # by the door of ngram_gpu, whichever way it is scheduled
-    if config.method == "sam" and (lengths := _lengths_by_requests(config)):
-        arguments["speculative_config"]["num_speculative_tokens_per_batch_size"] = lengths
-    return arguments
-
-
-def _lengths_by_requests(config: SpeculationConfig) -> list[tuple[int, int, int]] | None:
-    """vLLM's table of draft lengths, of which it captures a graph each: first requests, last, draft tokens; None for a
-    single length. Which is drafted in a step the scheduler says."""
-    k, threshold = config.num_speculative_tokens, config.batch_size_threshold
-    match config.policy:
-        case "always":
-            return None
-        case "goodput":
-            return [(1 + i, 1 + i, k - i) for i in range(k + 1)]
-        case "threshold" if threshold > 0:
-            return [(1, threshold, k), (threshold + 1, threshold + 1, 0)]
-    return [(1, 1, 0)]
-
-
-def is_second_runner(vllm_config) -> bool:
-    """Whether vLLM runs an engine with it; older versions have none, or do not say so."""
-    return bool(getattr(vllm_config, "use_v2_model_runner", False))
+    """As SpeculationConfig.vllm_arguments: a name of earlier versions."""
+    return config.vllm_arguments()
 
 
 def take_all_sampling() -> None:
@@ -49,79 +27,101 @@ def take_all_sampling() -> None:
 
 
 def init_device(original, wrapper, config: SpeculationConfig) -> None:
-    """Make the worker's model runner. With speculation=off it is vLLM's own in all parts.
+    """Make the worker's model runner. With speculation=off it is vLLM's own in all parts, but for a CPU's repairs.
 
     Raises:
-        ValueError: what this runner does not do, or not yet.
+        ValueError: this vLLM lacks a door, or the engine asks for what this runner does not do with drafts.
     """
-    if config.method == "off":
-        original(wrapper)
-        return
-    doors.check("second")
-    check_engine(wrapper.vllm_config, config)
-    from vllm.v1.worker.gpu import model_runner
+    is_drafting = config.method != "off"
+    if is_drafting:
+        doors.check("second")
+        check_second(wrapper.vllm_config, config)
+        from vllm.v1.worker.gpu import model_runner
 
-    patches.wrap(model_runner, "init_speculator", "make_speculator", _init_speculator)
+        from sam.vllm import warmup_cost
+
+        patches.wrap(model_runner, "init_speculator", "make_speculator", _init_speculator)
+    open_cpu_doors()
     original(wrapper)
     runner = wrapper.worker.model_runner
-    patches.before(runner, "add_requests", "make_speculator", runner.speculator.schedule)
-    patches.wrap(model_runner, "AsyncOutput", "make_speculator", _keep_output)
-    _SPECULATORS[id(runner.output_copy_stream)] = runner.speculator
-    runner.drafter = runner.speculator  # by the first runner's name, for who shares text and says that weights are new
-    if config.verification == "exact":
-        patches.wrap(runner, "load_model", "install", functools.partial(_load_and_verify_exactly, runner))
+    if is_drafting:
+        runner.speculator.bind(runner)
+        capture_drafts_of_any_length(runner)
+        warmup_cost.measure_at_warm_up(runner)
+    patches.wrap(runner, "load_model", "install", functools.partial(_load_and_install, runner, config))
 
 
-# By the runner's stream of copies, which alone tells whose an AsyncOutput is.
-_SPECULATORS: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+def capture_drafts_of_any_length(runner) -> None:
+    """Capture each step as a whole graph, however many drafts each request has; those of one token a request where
+    attention does not take any lengths. Only in vLLM's default mode."""
+    from vllm.config import CUDAGraphMode
+
+    compilation = runner.compilation_config
+    name = "capture_drafts_of_any_length"
+
+    def initialize_as_full(initialize, *arguments, **keywords):
+        if compilation.cudagraph_mode != CUDAGraphMode.FULL_AND_PIECEWISE:
+            return initialize(*arguments, **keywords)
+        longest = runner.decode_query_len
+        patches.put(runner, "decode_query_len", name, 1)
+        compilation.cudagraph_mode = CUDAGraphMode.FULL
+        try:
+            return initialize(*arguments, **keywords)
+        except ValueError:  # of a backend that captures nothing whole
+            compilation.cudagraph_mode = CUDAGraphMode.FULL_AND_PIECEWISE
+            return initialize(*arguments, **keywords)
+        finally:
+            patches.put(runner, "decode_query_len", name, longest)
+
+    patches.wrap(runner, "initialize_kv_cache", name, initialize_as_full)
 
 
-def _init_speculator(original, vllm_config, device, req_states):
+def open_cpu_doors() -> None:
+    """Repair on a CPU what has to be repaired before a model runner is made."""
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        doors.check("cpu")
+        from sam.vllm import cpu_fixes
+
+        cpu_fixes.open_doors()
+
+
+def _init_speculator(original, vllm_config, *arguments):
     config = SpeculationConfig.from_vllm(vllm_config)
     if config is None or config.method == "off":
-        return original(vllm_config, device, req_states)
+        return original(vllm_config, *arguments)
     from sam.vllm.v2.speculator import SamSpeculator
 
-    return SamSpeculator(vllm_config, device)
+    return SamSpeculator(vllm_config, arguments[0])
 
 
-def _keep_output(original, *arguments, **keywords):
-    output = original(*arguments, **keywords)
-    if speculator := _SPECULATORS.get(id(keywords.get("copy_stream"))):
-        speculator.keep(output)
-    return output
-
-
-def _load_and_verify_exactly(runner, load_model, *arguments, **keywords):
-    from sam.vllm.v2.verification import ExactVerification
+def _load_and_install(runner, config: SpeculationConfig, load_model, *arguments, **keywords) -> None:
+    from vllm.platforms import current_platform
 
     load_model(*arguments, **keywords)
-    verification = ExactVerification(runner.sampler, runner.num_speculative_steps, runner.device)
-    patches.put(runner, "rejection_sampler", "verify_exactly", verification)
+    if current_platform.is_cpu():
+        from sam.vllm import cpu_fixes
+
+        cpu_fixes.install(runner, config)
+    if config.method == "off":
+        return
+    from sam.vllm import hooks
+
+    hooks.notice_new_weights(runner, each_step="finish_requests")
+    if config.verification == "exact":
+        from sam.vllm.v2.verification import ExactVerification
+
+        verification = ExactVerification(runner.sampler, runner.num_speculative_steps)
+        patches.put(runner, "rejection_sampler", "verify_exactly", verification)
+    say_what_drafts(runner, config)
 
 
-def check_engine(vllm_config, config: SpeculationConfig) -> None:
-    """Refuse what the second runner does not do with this project, or not yet.
+def say_what_drafts(runner, config: SpeculationConfig) -> None:
+    """In vLLM's log: it shows what its own loggers are told, and theirs below."""
+    from vllm.logger import init_logger
 
-    Raises:
-        ValueError: one line with the value, what is expected, and the remedy.
-    """
-    parallel = vllm_config.parallel_config
-    wanted = {
-        "speculation": (config.method, "sam"),
-        "speculation.paths": (config.paths, 1),
-        "pipeline_parallel_size": (parallel.pipeline_parallel_size, 1),
-        "data_parallel_size": (parallel.data_parallel_size, 1),
-        "return_sampling_mask": (getattr(vllm_config.model_config, "return_sampling_mask", False), False),
-        "watermark_config": (getattr(vllm_config, "watermark_config", None), None),
-        "speculative_config.method": (vllm_config.speculative_config.method, "ngram_gpu"),
-    }
-    for key, (value, expected) in wanted.items():
-        if value != expected:
-            raise ValueError(
-                f"{key}={value}: with vLLM's second model runner expected {expected} so far: set it so, or "
-                "VLLM_USE_V2_MODEL_RUNNER=0"
-            )
-    own = vllm_config.scheduler_config.scheduler_cls
-    reason = "the switch works in vLLM's own scheduler: leave it out, or set speculation.policy=always"
-    ranks.refuse({f"scheduler_cls={own}": bool(own) and config.policy != "always"}, reason)
+    drafter = type(getattr(runner, "drafter", None)).__name__
+    init_logger("vllm.sam").info(
+        "speculation: drafter %s, policy %s, verification %s", drafter, config.policy, config.verification
+    )

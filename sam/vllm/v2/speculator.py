@@ -1,25 +1,32 @@
-"""The second runner's speculator: drafts of the host's drafter, as tokens on the device."""
+"""The second runner's speculator: drafts of the host's drafter, as tokens on the device.
 
-import logging
-import time
+    execute_model   waits for the last step's tokens, where it had drafts or some are to come; plans and drafts;
+                    puts true counts into what was scheduled, and the drafts on the device; then vLLM computes
+    sample_tokens   vLLM verifies, and starts the copy of the tokens to the host, which is noted; after a step that is
+                    not waited for the next one is planned at once
+
+Scheduled asynchronously vLLM has scheduled a step, with room for drafts, before the last one's tokens are known: the
+wait comes when that is done and the device is busy. Scheduled synchronously it asks for the drafts after each step.
+"""
+
+from dataclasses import replace
 
 import numpy as np
 import torch
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.utils.torch_utils import async_tensor_h2d
-from vllm.v1.worker.gpu.async_utils import AsyncOutput
+from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 from sam.config import SpeculationConfig
-from sam.history.client import HistoryClient
-from sam.sharing.drafter import make_drafter, read_corpus_into, share_by_link
-from sam.vllm.v2 import followed_requests
-from sam.vllm.v2.followed_requests import FollowedRequests, Step
+from sam.engine.followed import FollowingSession, Step, Text
+from sam.sharing.drafter import make_drafter
+from sam.vllm import hooks, patches, warmup_cost
 
-logger = logging.getLogger(__name__)
 
-STEPS_UNDER_WAY = 3  # whose copies may not have ended; vLLM schedules two at once
-COUNTERS = (*followed_requests.COUNTERS, "draft_errors", "skipped_steps", "waited_steps", "filled_draft_tokens")
+def is_warmup(request_id: str) -> bool:
+    """Whether a request is vLLM's own, before it serves: _warmup_0_, _v2_mixed_warmup_decode_."""
+    return request_id[0] == "_" and "warmup_" in request_id
 
 
 class SamSpeculator(BaseSpeculator):
@@ -27,139 +34,212 @@ class SamSpeculator(BaseSpeculator):
 
     Of several tensor-parallel ranks the first drafts, and sends the others what it has drafted.
 
-    An error in drafting never fails or changes a rollout: it is counted in `counters["draft_errors"]` and logged once.
-
     Attributes:
-        counters: those of COUNTERS, and the drafter's own.
-        drafter: follows the engine's requests.
+        session: drafts.
+        verifying: drafts of the step under way, by request.
     """
 
     supports_mm_inputs = False
     draft_logits = None  # a draft token is certain: vLLM's own rejection sampler takes it with its target probability
 
     def __init__(self, vllm_config, device: torch.device):
-        self._device, self._ranks = device, get_tp_group()
-        self._max_model_len = vllm_config.model_config.max_model_len
-        self._k = vllm_config.speculative_config.num_speculative_tokens
+        self.model = torch.nn.Module()  # of a draft model vLLM would prepare the communication
+        self._ranks = get_tp_group()
+        self.num_speculative_tokens = vllm_config.speculative_config.num_speculative_tokens
+        self._is_async = vllm_config.scheduler_config.async_scheduling
         config = SpeculationConfig.from_vllm(vllm_config)
-        self.drafter = make_drafter(config, self._k)
-        self.counters = self.drafter.counters
-        self.counters.update(dict.fromkeys(COUNTERS, 0))
-        history = None
+        costs = {"step_cost": warmup_cost.table_of(config), "graph_sizes": warmup_cost.graph_sizes(vllm_config)}
+        longest = vllm_config.model_config.max_model_len
+        self.session = FollowingSession(config, make_drafter(config, self.num_speculative_tokens), costs, longest)
         if self._ranks.is_first_rank:
-            read_corpus_into(self.drafter, config, vllm_config.model_config)
-            history = HistoryClient.of_engine(config, vllm_config.model_config, self.counters)
-        self._requests = FollowedRequests(self.drafter, self.counters, history)
-        self._output: AsyncOutput | None = None
-        # What is returned where nothing is drafted and nothing verified: the runner may write -1 into it.
-        self._nothing = torch.zeros(
-            (vllm_config.scheduler_config.max_num_seqs, self._k), dtype=torch.int64, device=device
-        )
-        started = time.perf_counter()
-        self.drafter.warm_up()
-        logger.info("drafter compiled in %.1f s", time.perf_counter() - started)
-        if history:
-            history.start()
+            self.session.begin(vllm_config.model_config)
+        self.session.warm_up()
+        self.verifying: dict[str, list[int]] = {}
+        self._drafts: dict[str, list[int]] = {}  # of the next step
+        self._unread: Step | None = None  # the last step, until it is waited for
+        self._waits: list[bool] = [False, False]  # whether the step before the last one was waited for, and the last
+        # What `propose` returns, and the runner may write -1 into.
+        most = vllm_config.scheduler_config.max_num_seqs
+        self._nothing = torch.zeros((most, self.num_speculative_tokens), dtype=torch.int64, device=device)
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Of the session: everything in it goes to the metrics."""
+        return self.session.counters
+
+    @property
+    def drafter(self):
+        """That follows the engine's requests."""
+        return self.session.drafter
+
+    @property
+    def policy(self):
+        """That says what is drafted."""
+        return self.session.switch.policy
+
+    @property
+    def last(self):
+        """What the last step left behind: sam.engine.switch.StepResult."""
+        return self.session.switch.last
+
+    @property
+    def wants_drafts(self) -> bool:
+        """Whether the last plan asked for drafts."""
+        return self.session.switch.wants_drafts
+
+    def bind(self, runner) -> None:
+        """Take part in the steps of a model runner."""
+        self._runner = runner
+        runner.drafter = self  # by the first runner's name, for who shares text and says that weights are new
+        patches.wrap(runner, "execute_model", "draft_on_host", self._execute_model)
+        patches.wrap(runner, "sample_tokens", "draft_on_host", self._sample_tokens)
+        patches.put(runner, "take_draft_token_ids", "draft_on_host", self.take_draft_token_ids)
 
     def share(self, address: str) -> None:
-        """Exchange text with the drafters of other replicas, as sam.vllm.proposer.SamProposer.share."""
-        if self._ranks.is_first_rank and share_by_link(self.drafter, address):
-            self._requests.shares_at = 0.0
+        """Exchange text with the drafters of other replicas, as Session.share."""
+        if self._ranks.is_first_rank:
+            self.session.share(address)
 
     def weights_updated(self) -> None:
-        """Count a weight sync: history evicts responses of older weights first."""
-        self.counters["policy_version"] += 1
-        if self._requests.history:
-            try:
-                self._requests.read(time.perf_counter())
-            except Exception:
-                self._count_error()
-            self._requests.history.weights_updated()
+        """Count a weight sync."""
+        self.read_awaited(is_timed=False)
+        self.session.weights_updated(self.session.read)
 
     def init_cudagraph_manager(self, cudagraph_mode) -> None:
         """There is no graph to make."""
 
-    def capture(self) -> None:
+    def capture(self, *_) -> None:
         """There is no graph to capture."""
 
-    def schedule(self, scheduler_output) -> None:
-        """Called before the runner adds a step's new requests; where nothing is computed, the last ones have ended."""
-        if not self._ranks.is_first_rank:
-            return
+    def propose(self, input_batch, *_, **__) -> torch.Tensor:
+        """int64 [requests, k] on the device, zeros: drafts come with the step that verifies them."""
+        return self._nothing[: input_batch.num_reqs]
+
+    def _sample_tokens(self, sample, *arguments, **keywords):
+        """What the runner does without drafts, unless it has some to verify; it files none for its scheduler."""
+        runner = self._runner
+        state = runner.execute_model_state
+        if state is None:
+            return sample(*arguments, **keywords)
+        usual = {"speculator": self, "num_speculative_steps": self.num_speculative_tokens}
+        now = {"speculator": self if state.input_batch.num_draft_tokens else None, "num_speculative_steps": 0}
         try:
-            self._requests.schedule(scheduler_output)
-            if not scheduler_output.num_scheduled_tokens:
-                self._requests.read(time.perf_counter())
-        except Exception:
-            self._count_error()
-
-    def keep(self, output: AsyncOutput) -> None:
-        """Called with the copies of a step's tokens, which the runner starts before it calls `propose`."""
-        self._output = output
-
-    def propose(
-        self, input_batch, *_, dummy_run=False, is_profile=False, num_speculative_tokens: int | None = None, **__
-    ) -> torch.Tensor:
-        """Draft for every row of the batch.
-
-        Args:
-            input_batch: vLLM's, of which request ids are read; of vLLM's other arguments none is needed.
-            dummy_run, is_profile: touch nothing.
-            num_speculative_tokens: tokens of each draft that the next step verifies; 0 switches drafting off, and the
-                host waits for nothing.
-
-        Returns:
-            int64 [requests, k] on the device. Rows without a draft of that length are filled up by token ids that the
-            text has: the runner computes as many tokens for every row.
-        """
-        rows = input_batch.num_reqs
-        if dummy_run or is_profile:
-            return self._nothing[:rows]
-        budget = self._k if num_speculative_tokens is None else num_speculative_tokens
+            for name, value in now.items():
+                patches.put(runner, name, "draft_on_host", value)
+            output = sample(*arguments, **keywords)
+        finally:
+            for name, value in usual.items():
+                patches.put(runner, name, "draft_on_host", value)
         if self._ranks.is_first_rank:
-            drafts = self._propose(input_batch, budget)
+            with self.session.harmless():
+                self._end_step(state.input_batch, output)
+        return output
+
+    def _end_step(self, batch, output) -> None:
+        """Note what a step brings: the copy of its tokens to the host has begun."""
+        rows = batch.num_reqs
+        ends = batch.num_computed_tokens_np[:rows] + batch.num_scheduled_tokens[:rows]
+        step = Step(
+            request_ids=batch.req_ids,
+            emits=ends >= batch.prefill_len_np[:rows],
+            context=float(ends.mean()),
+            had_drafts=batch.num_draft_tokens > 0,
+            tokens=output.sampled_token_ids,
+            counts=output.num_sampled_tokens_np,
+            copied=output.copy_event,
+        )
+        self.session.stepped(step)
+        waits = step.had_drafts or self.wants_drafts
+        self._waits = [self._waits[1], waits]
+        self._drafts = {}
+        if waits or not self._is_async:
+            self._unread = step
         else:
-            drafts = torch.empty_like(self._nothing[:rows]) if budget else self._nothing[:rows]
-        return self._ranks.broadcast(drafts) if budget else drafts
+            self._draft(step, is_known=False)
+        hooks.ask_for_room(output.model_runner_output, self)
 
-    def _propose(self, input_batch, budget: int) -> torch.Tensor:
-        """The drafts, on the first rank."""
-        nothing = self._nothing[: input_batch.num_reqs]
-        try:
-            output, self._output, now = self._output, None, time.perf_counter()
-            tokens, counts = output.sampled_token_ids, output.num_sampled_tokens_np
-            step = Step(input_batch.req_ids, tokens, counts, output.copy_event)
-            self._requests.end_step(step)
-            if budget == 0:
-                self.counters["skipped_steps"] += 1
-                if self._requests.is_due(now):
-                    self._requests.read(now, STEPS_UNDER_WAY)
-                return nothing
-            self.counters["waited_steps"] += 1
-            self._requests.read(now)
-            return async_tensor_h2d(self._draft(step, budget), device=self._device)
-        except Exception:
-            self._count_error()
-            return torch.zeros_like(nothing)  # token ids, for what the next step computes all the same
+    def _draft(self, step: Step, is_known: bool) -> None:
+        before, now = self._waits
+        # Between a step that waited for the device and one that did not lies more or less than one step's time. And one
+        # that waited and had no drafts is neither a step with drafts nor a plain one, which waits for nobody.
+        is_comparable = not self._is_async or (before == now and (self.last.drafted > 0 or not now))
+        self._drafts = self.session.draft(step, is_known, is_comparable)
 
-    def _draft(self, step: Step, budget: int) -> np.ndarray:
-        """int64 [rows, k]."""
-        lasts = np.maximum(step.counts - 1, 0)
-        drafts = np.repeat(step.tokens[np.arange(len(lasts)), lasts, None].astype(np.int64), self._k, axis=1)
-        drafts[step.counts == 0] = 0  # what stands in these rows need not be a token
-        if rows := self._requests.rows_of(step):
-            ids = [step.request_ids[row] for row in rows]
-            room = self._max_model_len - 1 - self._requests.lengths(ids)
-            found = self.drafter.draft(ids, np.clip(room, 0, budget).astype(np.int32))
-            lengths = np.diff(found.offsets)
-            starts = np.repeat(found.offsets[:-1], lengths)
-            places = np.arange(len(found.token_ids)) - starts
-            drafts[np.repeat(rows, lengths), places] = found.token_ids
-            self.counters["filled_draft_tokens"] += int(budget * len(rows) - lengths.sum())
-        return drafts
+    def read_awaited(self, is_timed: bool = True) -> None:
+        """Draft after the last step, if it is one that is waited for; may be called again. Not `is_timed` where the
+        engine may have been idle since that step."""
+        if self._unread is None:
+            return
+        step, self._unread = self._unread, None
+        if not is_timed:
+            self.last.state = None
+            self.last.valid_for_steps = 0
+        self._draft(step, is_known=True)
 
-    def _count_error(self) -> None:
-        """Of the exception being handled."""
-        if self.counters["draft_errors"] == 0:
-            logger.exception("drafting failed; the rollout goes on without drafts (logged once, then counted)")
-        self.counters["draft_errors"] += 1
+    def take_draft_token_ids(self) -> DraftTokenIds | None:
+        """Drafts for vLLM's synchronous scheduler; the asynchronous one leaves room for them."""
+        if self._is_async:
+            return None
+        self.read_awaited()
+        return DraftTokenIds(list(self._drafts), list(self._drafts.values())) if self._drafts else None
+
+    def _execute_model(self, execute, scheduled, *arguments, dummy_run=False, **keywords):
+        if not dummy_run:
+            scheduled = self._prepared(scheduled)
+        return execute(scheduled, *arguments, dummy_run=dummy_run, **keywords)
+
+    def _prepared(self, scheduled):
+        """What is computed of vLLM's SchedulerOutput; the same on all ranks."""
+        # No request goes on from the step before: the engine was idle in between.
+        self.read_awaited(is_timed=bool(scheduled.scheduled_cached_reqs.req_ids))
+        if self._ranks.is_first_rank:
+            with self.session.harmless():
+                self._note(scheduled)
+        if self._is_async and scheduled.scheduled_spec_decode_tokens:
+            scheduled = self._with_drafts(scheduled)
+        self.verifying = scheduled.scheduled_spec_decode_tokens
+        self.last.drafted = sum(map(len, self.verifying.values()))
+        if self.verifying:
+            self._send()
+        return scheduled
+
+    def _note(self, scheduled) -> None:
+        """Which requests have finished and which are new; a preempted one stays, and comes back as new."""
+        self.session.ended(scheduled.finished_req_ids)
+        for request in scheduled.scheduled_new_reqs:
+            if (tokens := request.prefill_token_ids) and not is_warmup(request.req_id):
+                end = len(request.prompt_token_ids)
+                self.session.started(request.req_id, Text(request.sampling_params, tokens[:end], tokens[end:]))
+        if not scheduled.num_scheduled_tokens:
+            self.session.read()
+
+    def _with_drafts(self, scheduled):
+        """vLLM's asynchronous scheduler leaves room for drafts: put in those that there are."""
+        room = scheduled.scheduled_spec_decode_tokens
+        drafts = [
+            [0] * len(places) if is_warmup(name) else self._drafts.get(name, [])[: len(places)]
+            for name, places in room.items()
+        ]
+        if self._ranks.world_size > 1:  # the requests, and their order, are the same on all ranks
+            drafts = self._ranks.broadcast_object(drafts)
+        counts = dict(scheduled.num_scheduled_tokens)
+        total = scheduled.total_num_scheduled_tokens
+        for (name, places), draft in zip(room.items(), drafts, strict=True):
+            counts[name] -= len(places) - len(draft)
+            total -= len(places) - len(draft)
+        return replace(
+            scheduled,
+            num_scheduled_tokens=counts,
+            total_num_scheduled_tokens=total,
+            scheduled_spec_decode_tokens={name: draft for name, draft in zip(room, drafts, strict=True) if draft},
+        )
+
+    def _send(self) -> None:
+        """Put the drafts of the step where the runner takes them from: one copy."""
+        states = self._runner.req_states
+        rows = np.zeros((len(self.verifying), 1 + self.num_speculative_tokens), dtype=np.int64)
+        for row, (name, draft) in zip(rows, self.verifying.items(), strict=True):
+            row[0] = states.req_id_to_index[name]
+            row[1 : 1 + len(draft)] = draft
+        sent = async_tensor_h2d(rows, device=self._nothing.device)
+        states.draft_tokens[sent[:, 0]] = sent[:, 1:]

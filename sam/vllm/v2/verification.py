@@ -25,9 +25,10 @@ class ExactVerification:
 
     enable_adaptive_verification = False
 
-    def __init__(self, sampler: Sampler, k: int, device: torch.device):
+    def __init__(self, sampler: Sampler, k: int):
         self.sampler = sampler
-        self._places = torch.arange(k + 1, device=device)
+        self._k = k
+        self._places: torch.Tensor | None = None
 
     def __call__(
         self,
@@ -42,6 +43,8 @@ class ExactVerification:
             logits: [rows, vocabulary], a row for each request's last token and each draft token.
             invalid_drafts: bool [rows], drafts that a grammar forbids.
         """
+        if self._places is None:  # not made while the model is loaded: sleep would take it with the weights
+            self._places = torch.arange(self._k + 1, device=logits.device)
         output = self.sampler(logits, input_batch)
         inputs = input_batch.input_ids[input_batch.logits_indices]
         if invalid_drafts is not None:

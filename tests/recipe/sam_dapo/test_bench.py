@@ -49,7 +49,6 @@ def run(tmp_path, monkeypatch):
     program = (sys.executable, str(FAKE_ENGINE))
     monkeypatch.setattr(engines, "EngineProcess", functools.partial(EngineProcess, program=program))
     fake = {"seconds": {"stock": 3.0, "off": 2.5, "hybrid": 2.0}, "folder": str(tmp_path)}
-    monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER", raising=False)
     for name, value in {"FAKE": json.dumps(fake), "OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}.items():
         monkeypatch.setenv(name, value)  # and what the command sets is undone
     monkeypatch.setattr("recipe.sam_dapo.launch.environment.CPU", {})

@@ -37,7 +37,6 @@ def test_engines_are_given_what_the_recipe_gives_them(device, method):
     assert (wanted.method, wanted.num_speculative_tokens) == (method, 5)
     ahead = method in ("sam", *WITH_DRAFT_MODEL) and device != "cpu"  # there vLLM schedules ahead
     assert vllm["speculative_config"] == wanted.vllm_arguments(ahead).get("speculative_config")
-    assert config.ray_kwargs.ray_init.runtime_env.env_vars.VLLM_USE_V2_MODEL_RUNNER == "0"
 
 
 def test_replicas_share_text_in_a_log_that_has_room():

@@ -28,8 +28,7 @@ def bench(tmp_path, monkeypatch):
     prompts.write_text("".join(json.dumps({"prompt_token_ids": [number, 2]}) + "\n" for number in range(80)))
     program = (sys.executable, str(FAKE_ENGINE))
     monkeypatch.setattr(engines, "EngineProcess", functools.partial(EngineProcess, program=program))
-    for name in ("VLLM_USE_V2_MODEL_RUNNER", "VLLM_CPU_KVCACHE_SPACE"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
 
     def run(*arguments, prompts=prompts, **fake):
         times = {"stock": 1.0, "off": 0.95, "sam": 0.7, "sam-k2": 0.8}
@@ -206,11 +205,10 @@ def test_variables_of_the_processes_stock_loads_every_plugin_but_ours(monkeypatc
     plugins = [EntryPoint(name, f"{name}.vllm.plugin:f", group) for name, group in places.items()]
     monkeypatch.setattr(engines, "distributions", lambda: [SimpleNamespace(entry_points=plugins)])
     monkeypatch.setattr(engines, "vllm_version", lambda: "0.24.0+cpu")
-    for name in ("VLLM_PLUGINS", "VLLM_USE_V2_MODEL_RUNNER", *HUGE_PAGES):
+    for name in ("VLLM_PLUGINS", *HUGE_PAGES):
         monkeypatch.delenv(name, raising=False)
     if chosen:
         monkeypatch.setenv("VLLM_PLUGINS", chosen)
     theirs, own = environment_of("stock"), environment_of("sam")
     assert (theirs["VLLM_PLUGINS"], own["VLLM_PLUGINS"]) == (stock, ours)
-    assert "VLLM_USE_V2_MODEL_RUNNER" not in theirs and own["VLLM_USE_V2_MODEL_RUNNER"] == "0"
     assert not HUGE_PAGES.keys() & theirs.keys() and own.items() >= HUGE_PAGES.items()

@@ -66,7 +66,7 @@ def engine(model, counted_off):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Client, "start", lambda self: None)
         patch.setattr(Client, "put", lambda self, *_: None)
-        patch.setattr("sam.vllm.tracked_requests.INTERVAL_SECONDS", 0.0)
+        patch.setattr("sam.engine.session.INTERVAL_SECONDS", 0.0)
         with Engine(model, "sam", asynchronous=True, speculation={"sharing": "replicas"}) as engine:
             engine.runner.drafter.share("no address")
             yield engine
@@ -83,7 +83,7 @@ def test_without_drafts_no_step_waits_or_copies_more_and_text_is_shared_from_vll
             sent[len(steps)] += len(arguments[2])
 
     monkeypatch.setattr(Client, "put", put)
-    monkeypatch.setattr(engine.runner.drafter, "policy", make_policy("never", 3, 0))
+    monkeypatch.setattr(engine.runner.drafter.session.switch, "policy", make_policy("never", 3, 0))
     on, found = steps_of(engine, steps)
     assert_same(on, off)
     assert found == counted_off and len(found) > 80
@@ -110,7 +110,7 @@ def test_tokens_that_cannot_be_read_cost_drafts_and_change_no_token(engine, off,
         read(step)
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine.runner.drafter, "policy", make_policy("never", 3, 0))
+        patch.setattr(engine.runner.drafter.session.switch, "policy", make_policy("never", 3, 0))
         patch.setattr(SampledStep, "read", broken)
         found = engine.generate()
     assert_same(found, off)

@@ -6,12 +6,12 @@ import itertools
 import numpy as np
 import pytest
 
+from sam.engine.hints import RequestHints
+from sam.engine.switch import Switch
 from sam.switch.policies import make_policy
 from sam.switch.policy import Plan
 from sam.switch.step_cost import StepCost
-from sam.vllm.hints import RequestHints
 from sam.vllm.plugin import installed
-from sam.vllm.proposer import StepResult
 from sam.vllm.step_recorder import StepRecorder
 from tests.sam.engine.faults import FAULTS, mend
 from tests.sam.engine.tiny_engine import PROMPTS, VOCABULARY, Engine, assert_same
@@ -40,8 +40,7 @@ def use(engine):
 
     def put(name, threshold=0, **goodput):
         policy, proposer = make_policy(name, DRAFT_LENGTH, threshold, **goodput), engine.runner.drafter
-        policy.counters = proposer.counters
-        proposer.policy, proposer.last = policy, StepResult()
+        proposer.session.switch = Switch(policy, proposer.counters)
         return policy
 
     return put
@@ -101,7 +100,7 @@ def test_turning_costs_no_step_and_scheduled_asynchronously_one(engine, off, use
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_costs_drafts_and_changes_no_token(engine, off, use, fault, monkeypatch):
     said, proposer = [], engine.runner.drafter
-    monkeypatch.setattr("sam.vllm.proposer.logger.exception", lambda text, *_: said.append(text))
+    monkeypatch.setattr("sam.engine.session.logger.exception", lambda text, *_: said.append(text))
     use("always")
     proposer.counters["draft_errors"] = 0  # so that it is said here
     FAULTS[fault](proposer)
@@ -145,7 +144,7 @@ def test_of_a_response_in_parts_the_whole_is_kept_once_at_the_weight_sync(model,
 
     lasting, tokens = {"policy": "always", "scope": "history", "history_path": str(tmp_path)}, {}
     with Engine(model, "sam", speculation=lasting) as engine:
-        core, history = engine.llm.llm_engine, engine.runner.drafter.tracked.history
+        core, history = engine.llm.llm_engine, engine.runner.drafter.session.history
         for row, (settings, limit, *_) in enumerate(PARTS):
             told = RequestHints(prompt_tokens=2, response_limit=limit).extra_args()
             asked = SamplingParams(seed=row, detokenize=False, extra_args=told, **settings)

@@ -62,7 +62,7 @@ def test_every_token_and_log_probability_is_that_of_stock_vllm_and_only_the_plug
     assert without == []
     assert set(loaded) - {"sam.config", "sam.log", "sam.reading", "sam.trained_drafter"} == {
         "sam.patching", "sam.vllm", "sam.vllm.doors", "sam.vllm.patches", "sam.vllm.ranks", "sam.vllm.plugin",
-        "sam.vllm.stopped_requests", "sam.vllm.v2", "sam.vllm.v2.engine",
+        "sam.vllm.choice", "sam.vllm.stopped_requests", "sam.vllm.v2", "sam.vllm.v2.engine",
     }  # fmt: skip
 
 

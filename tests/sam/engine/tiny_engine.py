@@ -107,9 +107,8 @@ class Engine:
     """
 
     def __init__(self, model, method=None, batch=64, asynchronous=False, ranks=1, speculation=None, **arguments):
-        config = SpeculationConfig(
-            method=method or "off", **{"policy": "threshold", "batch_size_threshold": 1000} | (speculation or {})
-        )
+        usual = {"policy": "threshold", "batch_size_threshold": 1000, "num_speculative_tokens": 3}
+        config = SpeculationConfig(method=method or "off", **usual | (speculation or {}))
         own = {
             "model": model.path, "max_model_len": LONGEST, "max_num_seqs": batch, "dtype": "float32", "seed": 0,
             "enforce_eager": True, "async_scheduling": asynchronous, "num_gpu_blocks_override": 512,

@@ -38,4 +38,3 @@ def test_wandbs_actor_gets_its_settings_but_not_its_key_and_is_offline_without_o
     assert (forwarded["WANDB_RUN_GROUP"], forwarded["WANDB_JOB_TYPE"]) == (f"dapo_tiny_cpu_seed{config.seed}", "sam")
     assert forwarded["WANDB_DIR"] == str(tmp_path / "run") and forwarded["WANDB_TAGS"] == "mine"
     assert forwarded.get("WANDB_MODE") == mode and "WANDB_API_KEY" not in forwarded
-    assert forwarded["VLLM_USE_V2_MODEL_RUNNER"] == "0"

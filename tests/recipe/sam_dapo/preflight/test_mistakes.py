@@ -190,7 +190,7 @@ def test_without_a_config_it_says_what_the_environment_has(capsys, monkeypatch):
     assert {"✓ vllm: 0.24.0", "✓ plugin sam: installed", "✓ VLLM_USE_V2_MODEL_RUNNER: not set"} <= {*lines}
     first, second = (len(doors.DOORS[group]) for group in ("first", "second"))
     assert f"✓ vLLM's doors, first: {first} of {first}" in lines
-    assert any(line.startswith("✓ vLLM's doors, second: ") and line.count(f" of {second}") for line in lines)
+    assert f"✓ vLLM's doors, second: {second} of {second}" in lines
     assert doctor.main(["--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["problems"] == [] and said["environment"]["vllm"] == "0.24.0"
@@ -198,6 +198,6 @@ def test_without_a_config_it_says_what_the_environment_has(capsys, monkeypatch):
     assert doctor.main([]) == 2
     assert "\n✗ this vLLM has no file.py gone(), which speculation needs: install " in capsys.readouterr().out
     monkeypatch.undo()
-    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "yes")
     assert doctor.main([]) == 2
-    assert "\n✗ VLLM_USE_V2_MODEL_RUNNER=1: expected 0: " in capsys.readouterr().out
+    assert "\n✗ VLLM_USE_V2_MODEL_RUNNER=yes: expected 0 or 1: " in capsys.readouterr().out

@@ -2,7 +2,6 @@
 
 from types import SimpleNamespace
 
-import numpy as np
 import torch
 
 from sam.vllm.bench.forced_text import ForcedText, sampling_arguments
@@ -11,23 +10,29 @@ RESPONSES = [[10, 11, 12], [20], [30, 31]]
 
 
 def test_the_second_model_runner():
-    counted, output = [], SimpleNamespace(sampled_token_ids=torch.full((3, 1), 99))
+    """By slots of its requests and places of tokens in their texts, as the device knows them."""
+    counted = []
+    sampled = torch.full((5,), 99)
     runner = SimpleNamespace(
-        req_states=SimpleNamespace(prompt_len=SimpleNamespace(np=np.array([4, 6, 5]))),
+        device=torch.device("cpu"),
+        max_num_reqs=4,
+        req_states=SimpleNamespace(
+            prompt_len=SimpleNamespace(gpu=torch.tensor([4, 6, 5, 0])), req_id_to_index={"a": 0, "b": 2, "c": 1}
+        ),
         add_requests=lambda scheduled: counted.append(len(scheduled.scheduled_new_reqs)),
-        sample=lambda hidden, batch, grammar: (output, "sampled", "rejected"),
+        sampler=SimpleNamespace(sample=lambda logits, expanded_idx_mapping, idx_mapping_np, pos: (sampled, logits)),
     )
-    ForcedText.attach(runner).set_responses(RESPONSES)
-    told = [sampling_arguments(number, RESPONSES[number])["extra_args"] for number in range(3)]
+    forced = ForcedText.attach(runner)
+    assert ForcedText.attach(runner) is forced
+    forced.set_responses(RESPONSES)
+    told = [sampling_arguments(number, RESPONSES[number])["extra_args"] for number in (0, 1)]
     new = [
         SimpleNamespace(req_id=name, sampling_params=SimpleNamespace(extra_args=one))
-        for name, one in zip("abc", told, strict=True)
+        for name, one in zip("abc", [*told, None], strict=True)
     ]
-    runner.add_requests(SimpleNamespace(scheduled_new_reqs=new, finished_req_ids=[]))
-    runner.add_requests(SimpleNamespace(scheduled_new_reqs=[], finished_req_ids=["c"]))
-    batch = SimpleNamespace(req_ids=["b", "a", "c"], idx_mapping_np=np.array([2, 0, 1]))
-    batch.num_computed_tokens_np = np.array([0, 5, 0])
-    batch.num_scheduled_tokens = np.array([5, 1, 4])  # the last one's prompt comes in pieces, its token is dropped
-    output, *counts = runner.sample(None, batch, None)
-    assert output.sampled_token_ids.tolist() == [[20], [12], [99]] and counted == [3, 0]
-    assert counts == ["sampled", "rejected"]
+    runner.add_requests(SimpleNamespace(scheduled_new_reqs=new))
+    runner.add_requests(SimpleNamespace(scheduled_new_reqs=[]))
+    slots = torch.tensor([2, 0, 0, 0, 1], dtype=torch.int32)  # of a's last token and two drafts, and c, not forced
+    places = torch.tensor([4, 4, 5, 6, 5])
+    tokens, logits = runner.sampler.sample("logits", slots, None, pos=places)
+    assert tokens.tolist() == [20, 11, 12, 99, 99] and logits == "logits" and counted == [3, 0]
