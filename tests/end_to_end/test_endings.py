@@ -104,9 +104,10 @@ def test_a_run_that_ends_in_five_ways_repeats_an_undisturbed_one(assets, tmp_pat
         again = f"goes on after step {step}" if step else "starts from the beginning (no checkpoint to go on from)"
         assert f"; log: {disturbed}/train.log; " in last and last.endswith(f"the same command {again}")
         resumed = f"resumed from step {step - 1} of {disturbed}"
-        assert all(line.startswith(("starting", "step ", "training: ", "warning: ", resumed)) for line in progress), (
-            screen
-        )
+        assert all(
+            line.startswith(("starting", "validation", "step ", "training: ", "warning: ", resumed))
+            for line in progress
+        ), screen
         assert (resumed in progress) == (step > 1)
         assert log_of(disturbed).endswith(f"{last}\n")
         assert leaves_nothing(disturbed, before), outside(disturbed) - before
