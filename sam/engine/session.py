@@ -10,11 +10,12 @@ import numpy as np
 
 from sam.config import SpeculationConfig
 from sam.drafting.drafter import Drafter
-from sam.engine.switch import Switch
+from sam.engine.switch import StepResult, Switch
 from sam.history.client import HistoryClient
 from sam.sharing.client import INTERVAL_SECONDS
 from sam.sharing.drafter import read_corpus_into, share_by_link
 from sam.switch.policies import make_policy, warm_up
+from sam.switch.policy import Policy
 
 logger = logging.getLogger(__name__)
 
@@ -119,3 +120,34 @@ class Session:
             with self.harmless():
                 read()
             self.history.weights_updated()
+
+
+class Drafting:
+    """What drafts by a `session`, as others see it, whichever model runner it serves."""
+
+    session: Session
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Of the session: everything in it goes to the metrics."""
+        return self.session.counters
+
+    @property
+    def drafter(self) -> Drafter:
+        """That follows the engine's requests."""
+        return self.session.drafter
+
+    @property
+    def policy(self) -> Policy:
+        """That says what is drafted."""
+        return self.session.switch.policy
+
+    @property
+    def last(self) -> StepResult:
+        """What the last step left behind."""
+        return self.session.switch.last
+
+    @property
+    def wants_drafts(self) -> bool:
+        """Whether the last plan asked for drafts."""
+        return self.session.switch.wants_drafts

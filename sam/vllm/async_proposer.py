@@ -59,7 +59,7 @@ class AsyncDrafting(SamProposer):
     def __init__(self, vllm_config):
         ranks.check_async(vllm_config.parallel_config)
         super().__init__(vllm_config)
-        self.counters |= {"waited_steps": 0, "late_steps": 0}
+        self.counters.update({"waited_steps": 0, "late_steps": 0})
         self.verifying: dict[str, list[int]] = {}  # drafts of the step under way, by request
         self.accepted: dict[str, list[int]] = {}  # tokens that came out for them
         self.on_read: Callable[[], None] | None = None  # a StepRecorder's, once a step's tokens are known

@@ -8,17 +8,16 @@ import numpy as np
 from sam.config import SpeculationConfig
 from sam.drafting.drafter import Drafter
 from sam.drafting.texts import Drafts
-from sam.engine.session import Session
-from sam.engine.switch import StepResult
+from sam.engine.session import Drafting, Session
 from sam.record.engine_steps import accepted_tokens
 from sam.sharing.drafter import make_drafter
-from sam.switch.policy import Plan, Policy, StepState
+from sam.switch.policy import Plan, StepState
 from sam.vllm import hooks, patches, ranks, warmup_cost
 from sam.vllm.paths.rows import PathRows, check_engine
 from sam.vllm.tracked_requests import TrackedBatch, TrackedRequests
 
 
-class SamProposer:
+class SamProposer(Drafting):
     """Tracks the requests of a model runner and drafts for them as the policy decides. An error in drafting never fails
     or changes a rollout: the step goes on without drafts, and the error is counted and logged once."""
 
@@ -33,7 +32,6 @@ class SamProposer:
         table, graph_sizes = warmup_cost.table_of(config), warmup_cost.graph_sizes(vllm_config)
         goodput_only = {"step_cost": table, "graph_sizes": graph_sizes, "paths": config.paths}
         self.session = Session(config, self._make_drafter(config), goodput_only)
-        self.counters = self.session.counters
         self.is_drafting_rank = True  # whether vLLM takes the drafts of this rank
 
     @classmethod
@@ -43,26 +41,6 @@ class SamProposer:
 
     def _make_drafter(self, config: SpeculationConfig) -> Drafter:
         return make_drafter(config, self.num_speculative_tokens)
-
-    @property
-    def drafter(self) -> Drafter:
-        """That follows the engine's requests."""
-        return self.session.drafter
-
-    @property
-    def policy(self) -> Policy:
-        """That says what is drafted."""
-        return self.session.switch.policy
-
-    @property
-    def last(self) -> StepResult:
-        """What the last step left behind."""
-        return self.session.switch.last
-
-    @property
-    def wants_drafts(self) -> bool:
-        """Whether the last plan asked for drafts."""
-        return self.session.switch.wants_drafts
 
     def bind(self, runner) -> None:
         """Give the proposer its model runner: vLLM calls `propose` without request ids."""

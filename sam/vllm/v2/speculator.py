@@ -20,6 +20,7 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 from sam.config import SpeculationConfig
 from sam.engine.followed import FollowingSession, Step, Text
+from sam.engine.session import Drafting
 from sam.sharing.drafter import make_drafter
 from sam.vllm import hooks, patches, warmup_cost
 
@@ -29,7 +30,7 @@ def is_warmup(request_id: str) -> bool:
     return request_id[0] == "_" and "warmup_" in request_id
 
 
-class SamSpeculator(BaseSpeculator):
+class SamSpeculator(Drafting, BaseSpeculator):
     """Drafts for the requests of a step once its tokens have come to the host, by the copy that is on its way anyway.
 
     Of several tensor-parallel ranks the first drafts, and sends the others what it has drafted.
@@ -61,31 +62,6 @@ class SamSpeculator(BaseSpeculator):
         # What `propose` returns, and the runner may write -1 into.
         most = vllm_config.scheduler_config.max_num_seqs
         self._nothing = torch.zeros((most, self.num_speculative_tokens), dtype=torch.int64, device=device)
-
-    @property
-    def counters(self) -> dict[str, int]:
-        """Of the session: everything in it goes to the metrics."""
-        return self.session.counters
-
-    @property
-    def drafter(self):
-        """That follows the engine's requests."""
-        return self.session.drafter
-
-    @property
-    def policy(self):
-        """That says what is drafted."""
-        return self.session.switch.policy
-
-    @property
-    def last(self):
-        """What the last step left behind: sam.engine.switch.StepResult."""
-        return self.session.switch.last
-
-    @property
-    def wants_drafts(self) -> bool:
-        """Whether the last plan asked for drafts."""
-        return self.session.switch.wants_drafts
 
     def bind(self, runner) -> None:
         """Take part in the steps of a model runner."""
