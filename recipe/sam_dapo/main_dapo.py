@@ -124,6 +124,7 @@ def go_on(config: DictConfig, accept_changes: bool) -> Path | None:
             say(run_directory, f"changed since then: {', '.join(changed) or 'nothing'}")
     changed = changed_settings(config, accept_changes)
     keep(run_directory, config, step)
+    RunRecord(run_directory).start(0 if step is None else step + 1)  # before the screen reads of steps to be repeated
     if config.trainer.resume_mode == "auto" and (named := newest(config)) != folder:
         say(run_directory, f"warning: {named} is damaged: the checkpoint before it is taken")
         named.with_name(TRACKER_FILE).write_text(str(step))  # where verl looks

@@ -12,7 +12,7 @@ from recipe.sam_dapo.record import VAL_ROLLOUTS
 from sam.command import laid_out
 from sam.page import Section, page
 from sam.reading import ReadError, expect, json_rows
-from sam.record.responses import read_config
+from sam.record.responses import CONFIG_FILE, read_config
 
 NORMAL = 1.96  # standard errors of an interval of 95 %
 TITLE = "pass@1"
@@ -34,7 +34,9 @@ Answers = dict[tuple[str, int, int], Answer]  # by data set, row and sample
 
 
 def only_validated(directories: list[Path]) -> bool:
-    """Whether runs have answered a held-out set and not trained."""
+    """Whether runs have answered a held-out set and not trained; what is no run directory has not."""
+    if not all((directory / CONFIG_FILE).is_file() for directory in directories):
+        return False
     return all(read_config(directory).get("trainer", {}).get("val_only") for directory in directories)
 
 

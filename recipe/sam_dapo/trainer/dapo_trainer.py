@@ -66,7 +66,6 @@ class DapoTrainer(PPOTrainerSync):
         """
         from recipe.sam_dapo.rollout import server
 
-        self.record.start(self.global_steps + 1)
         if isinstance(self.replay_buffer, DapoRounds):
             self.replay_buffer.on_wait = self._look
         super().fit(agent_loop_manager)

@@ -6,6 +6,7 @@ from recipe.sam_dapo import preflight
 from recipe.sam_dapo.launch import supervisor
 from recipe.sam_dapo.launch.screen import Ending
 from recipe.sam_dapo.main_dapo import main
+from recipe.sam_dapo.record import read_metrics
 from tests.recipe.sam_dapo.launch.test_screen import checkpoint
 
 
@@ -49,9 +50,14 @@ def test_a_run_with_a_damaged_checkpoint_goes_on_from_the_one_before_and_says_so
     start()
     checkpoint(start.directory, 3)
     (damaged := checkpoint(start.directory, 6) / "data.pt").write_bytes(b"")
+    metrics = start.directory / "metrics.jsonl"
+    metrics.write_text("".join(f'{{"step": {step}}}\n' for step in range(7)))
     before = f"resumed from step 3 of {start.directory}"
     assert start()[1][:2] == [f"warning: {damaged.parent} is damaged: the checkpoint before it is taken", before]
+    assert [*read_metrics(start.directory)] == [0, 1, 2, 3], "the screen would show steps that are to be repeated"
     assert start()[1][0] == before, "verl's tracker names it now"
+    start("trainer.resume_mode=disable")
+    assert not read_metrics(start.directory)
 
 
 def test_a_directory_with_a_finished_run_of_another_setting_says_so(start):
