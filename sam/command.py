@@ -14,6 +14,7 @@ from typing import NoReturn
 
 INTERRUPTED = 130  # exit code, as a shell has it for Ctrl-C
 SILENCE = 5.0  # seconds that a command says nothing
+CLEAR = "\r\x1b[K"  # a terminal's line
 
 
 class Parser(argparse.ArgumentParser):
@@ -45,16 +46,18 @@ def run_command(
 
 @contextmanager
 def waiting(what: str, silence: float = SILENCE) -> Iterator[None]:
-    """Say on standard error what is being done once it takes longer than `silence` seconds, then ever more seldom."""
+    """Say on standard error what is being done every `silence` seconds; on a terminal in one line that moves."""
     ended = threading.Event()
     begun = time.monotonic()
     screen = os.dup(2)  # which `quiet` leaves alone
+    moves = os.isatty(screen)
 
     def say() -> None:
-        pause = silence
-        while not ended.wait(pause):
-            os.write(screen, f"{what}: {time.monotonic() - begun:.0f} s\n".encode())
-            pause *= 2
+        while not ended.wait(silence):
+            line = f"{what}: {time.monotonic() - begun:.0f} s"
+            os.write(screen, f"{CLEAR}{line}".encode() if moves else f"{line}\n".encode())
+        if moves:
+            os.write(screen, CLEAR.encode())
 
     speaker = threading.Thread(target=say, daemon=True)
     speaker.start()

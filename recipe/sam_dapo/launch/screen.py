@@ -30,6 +30,7 @@ from recipe.sam_dapo.record import (
     read_json,
     read_metrics,
 )
+from sam.command import CLEAR
 from sam.log import LINE
 
 LOG_FILE, ERROR_FILE = "train.log", "error.txt"  # the latter, in the private folder: the exception that ends a run
@@ -65,7 +66,6 @@ SHOWN = {
     "response_length/mean": "response {:.0f} tokens",
     "rollout/spec_accept_length": "acceptance length {:.2f}",
 }
-CLEAR = "\r\x1b[K"  # a terminal's line
 LINE_SECONDS = 60.0  # between lines on what goes on, where the screen is a file
 
 
