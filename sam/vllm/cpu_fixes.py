@@ -57,7 +57,8 @@ def install(runner, config: SpeculationConfig) -> None:
 
 def _keep_generators(runner, bookkeeping_sync, *arguments, **keywords):
     batch = runner.input_batch
-    kept, batch.generators = batch.generators, {}
+    kept = batch.generators
+    batch.generators = {}
     try:
         return bookkeeping_sync(*arguments, **keywords)
     finally:
@@ -67,7 +68,8 @@ def _keep_generators(runner, bookkeeping_sync, *arguments, **keywords):
 def attach(layer: torch.nn.Module, remove_weight: bool = False) -> None:
     """Give a layer its `cpu_linear`; by vLLM's own way in another engine of this process, for which no speculation is
     configured."""
-    engine, weight = get_current_vllm_config_or_none(), layer.weight
+    engine = get_current_vllm_config_or_none()
+    weight = layer.weight
     config = engine and SpeculationConfig.from_vllm(engine)
     if engine is not None and config is None:
         _vllms(layer, remove_weight)

@@ -209,7 +209,8 @@ def installed(runner) -> dict[str, Any]:
 
 def check_installed(wanted: SpeculationConfig, status: dict[str, Any]) -> None:
     """Raise RuntimeError unless a worker, whose `installed` is `status`, drafts and verifies as the config asks."""
-    expected, drafter = DRAFTERS.get(wanted.trained_method()), status["drafter"]
+    expected = DRAFTERS.get(wanted.trained_method())
+    drafter = status["drafter"]
     is_expected = expected in (drafter or "") if expected else drafter is None
     if not is_expected or status["verification"] != wanted.verification:
         raise RuntimeError(

@@ -60,7 +60,8 @@ def keep_other_ranks_tokens(runner) -> None:
 
     vLLM exchanges the counts itself, to agree on padding and graph (vllm/v1/worker/dp_utils.py).
     """
-    config, name = runner.vllm_config.parallel_config, "_determine_batch_execution_and_padding"
+    config = runner.vllm_config.parallel_config
+    name = "_determine_batch_execution_and_padding"
     if config.data_parallel_size == 1 or not hasattr(runner, name):
         return
     runner.sam_max_num_tokens_other_dp_ranks = 0

@@ -45,7 +45,8 @@ class StepRecorder:
         speculative = runner.vllm_config.speculative_config
         self._draft_length = speculative.num_speculative_tokens if speculative else 0
         self._has_graphs = warmup_cost.graph_mode(runner.vllm_config) is not None
-        self._step, self._last_end = Step(), 0.0  # 0.0: the engine was idle before the step
+        self._step = Step()
+        self._last_end = 0.0  # the engine was idle before the step
         self._clear()
 
     @classmethod
@@ -59,7 +60,8 @@ class StepRecorder:
         return recorder
 
     def _wrap(self) -> None:
-        runner, name = self._runner, "record_steps"
+        runner = self._runner
+        name = "record_steps"
         patches.wrap(runner, "execute_model", name, self._execute_model)
         patches.before(runner, "_model_forward", name, self._note_replay)
         patches.wrap(runner, "_sample", name, functools.partial(self._timed, "verify"))
@@ -74,7 +76,8 @@ class StepRecorder:
         """The engine steps since the last call."""
         if read_awaited := self._of_drafter("read_awaited"):
             read_awaited(is_timed=False)
-        by_drafted, by_emitted = self._verified.sum(axis=(0, 2)), self._verified.sum(axis=(0, 1))
+        by_drafted = self._verified.sum(axis=(0, 2))
+        by_emitted = self._verified.sum(axis=(0, 1))
         steps = EngineSteps(
             *zip(*self._rows, strict=True),
             drafted_at=_longer(by_drafted),
@@ -128,9 +131,11 @@ class StepRecorder:
 
     def _sample_tokens(self, function, *args, **kwargs):
         output = function(*args, **kwargs)
-        step, self._step = self._step, Step()
+        step = self._step
+        self._step = Step()
         if step.scheduled is not None and (hasattr(output, "sampled_token_ids") or hasattr(output, "get_output")):
-            step.began, step.ended = self._last_end or step.began, time.perf_counter()
+            step.began = self._last_end or step.began
+            step.ended = time.perf_counter()
             self._last_end = step.ended
             self._record_when_known(step, output)
         return output
@@ -151,7 +156,8 @@ class StepRecorder:
         if (sampled := getattr(output, "sampled_token_ids", None)) is None:
             # Asynchronous scheduling: tokens are on the device. Every row that has its whole prompt gives one, but for
             # accepted drafts, which a drafter on the host knows.
-            drafts, tokens_of = self._of_drafter("verifying", {}), self._of_drafter("accepted", {})
+            drafts = self._of_drafter("verifying", {})
+            tokens_of = self._of_drafter("accepted", {})
             requests = ((self._request(name), count) for name, count in scheduled.num_scheduled_tokens.items())
             prefilling = sum(one.num_computed_tokens + count < one.num_prompt_tokens for one, count in requests)
             emitted = running - prefilling + sum(len(tokens_of[request_id]) - 1 for request_id in drafts)
@@ -196,7 +202,8 @@ class SecondRunnersRecorder(StepRecorder):
         self._has_graphs = False
 
     def _wrap(self) -> None:
-        runner, name = self._runner, "record_steps"
+        runner = self._runner
+        name = "record_steps"
         patches.wrap(runner, "execute_model", name, self._execute_model)
         patches.before(runner, "add_requests", name, self._add_requests)
         patches.wrap(runner, "sample", name, functools.partial(self._timed, "verify"))
@@ -218,8 +225,9 @@ class SecondRunnersRecorder(StepRecorder):
         step.drafts = self._of_drafter("verifying")
 
         def get_and_record(get_output):
-            self._record(step, found := get_output())
-            return found
+            tokens = get_output()
+            self._record(step, tokens)
+            return tokens
 
         patches.wrap(output, "get_output", "record_steps", get_and_record)
 

@@ -75,8 +75,10 @@ def _coarse(runner) -> StepCost:
     agreed = functools.partial(get_world_group().broadcast_object, src=0)  # the first rank's
     sizes, milliseconds = measured(functools.partial(_forward_pass, runner), most, agreed)
     logger.info("step costs at warm-up: %s", dict(zip(sizes.tolist(), milliseconds.round(2).tolist(), strict=True)))
-    counts, per_request = np.unique(np.minimum(requests, 2 ** np.arange(12))), np.arange(1, longest + 1)
-    num_tokens, middle = counts[:, None] * per_request, len(sizes) // 2
+    counts = np.unique(np.minimum(requests, 2 ** np.arange(12)))
+    per_request = np.arange(1, longest + 1)
+    num_tokens = counts[:, None] * per_request
+    middle = len(sizes) // 2
     slope = (milliseconds[-1] - milliseconds[middle]) / max(1, sizes[-1] - sizes[middle])
     cells = np.interp(num_tokens, sizes, milliseconds) + slope * np.maximum(0, num_tokens - sizes[-1])
     return StepCost(counts, per_request, np.array([1]), cells[..., None], source="forward passes at warm-up")
@@ -90,7 +92,8 @@ def measured(
     Other work on the machine makes passes longer: the fastest of a size counts, and none is slower than a larger one.
     `agreed` gives the number that all ranks go by, given this rank's: they must run the same passes.
     """
-    ends, seconds = time.perf_counter() + BUDGET_SECONDS, {}
+    ends = time.perf_counter() + BUDGET_SECONDS
+    seconds = {}
 
     def timed(size: int) -> float:
         started = time.perf_counter()

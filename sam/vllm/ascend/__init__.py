@@ -33,7 +33,8 @@ def capture_drafts_of_any_length(runner) -> None:
     """Let a whole graph serve any rows that add up to its size. Call it before graphs are captured."""
 
     def with_sizes_of_one_token(check_and_update, *arguments, **keywords):
-        length, mode = runner.uniform_decode_query_len, runner.compilation_config.cudagraph_mode
+        length = runner.uniform_decode_query_len
+        mode = runner.compilation_config.cudagraph_mode
         if not mode.separate_routine():
             patches.put(runner, "uniform_decode_query_len", "capture_drafts_of_any_length", 1)
         try:

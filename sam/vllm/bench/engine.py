@@ -42,7 +42,9 @@ class BenchEngine:
         from vllm import LLM
         from vllm.platforms import current_platform
 
-        self._is_stock, self._forces_text, self._runs = speculation is None, forces_text, 0
+        self._is_stock = speculation is None
+        self._forces_text = forces_text
+        self._runs = 0
         if self._is_stock and forces_text:
             arguments.worker_extension_cls = "sam.vllm.bench.forced_text.ForcedTextExtension"
         if not self._is_stock:
@@ -103,10 +105,12 @@ class BenchEngine:
         if self._forces_text:
             self._llm.collective_rpc("sam_force_text", args=(given,))
         common = {"detokenize": False, "output_kind": RequestOutputKind.FINAL_ONLY, **sampling}
-        requests, longest = [], self._llm.model_config.max_model_len
+        requests = []
+        longest = self._llm.model_config.max_model_len
         for number, request in enumerate(batch):
             own = sampling_arguments(number, given[number]) if self._forces_text else {}
-            parameters, prompt = SamplingParams(**common | {"seed": request["seed"]} | own), request["prompt_token_ids"]
+            parameters = SamplingParams(**common | {"seed": request["seed"]} | own)
+            prompt = request["prompt_token_ids"]
             if (needed := len(prompt) + parameters.max_tokens) > longest:
                 what = f"a prompt and its response have up to {needed} tokens, more than the {longest} that the engine"
                 raise ValueError(f"{what} takes: set --max-tokens or --max-model-len")
@@ -114,7 +118,9 @@ class BenchEngine:
             requests.append((str(self._runs), {"prompt_token_ids": prompt}, parameters))
         self._llm.reset_prefix_cache()
         gc.collect()
-        engine, responses, steps = self._llm.llm_engine, {}, 0
+        engine = self._llm.llm_engine
+        responses = {}
+        steps = 0
         started = time.perf_counter()
         for request in requests:
             engine.add_request(*request)

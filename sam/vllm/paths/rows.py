@@ -55,7 +55,10 @@ class PathRows:
     """
 
     def __init__(self, runner, drafter: Drafter, paths: int, longest: int, counters: dict[str, int]):
-        self._runner, self._drafter, self._paths, self.counters = runner, drafter, paths, counters
+        self._runner = runner
+        self._drafter = drafter
+        self._paths = paths
+        self.counters = counters
         self._longest = longest
         counters.update(dict.fromkeys(COUNTERS, 0))
         self._group = ranks.tensor_parallel_group(runner)
@@ -131,7 +134,8 @@ class PathRows:
             self._count_wins()
             scheduled.finished_req_ids = {*scheduled.finished_req_ids, *self.rows}
         self.rows = {}
-        planned, self.planned = self.planned, {}
+        planned = self.planned
+        self.planned = {}
         if not scheduled.scheduled_spec_decode_tokens:
             return
         if self._group:  # the first rank's
@@ -157,13 +161,15 @@ class PathRows:
 
     def _fitting(self, scheduled, planned: dict[str, list[list[int]]]) -> Iterator[tuple[str, Row]]:
         """The planned rows that there is room for, and that say something else than the request's own draft."""
-        runner, cached = self._runner, scheduled.scheduled_cached_reqs
+        runner = self._runner
+        cached = scheduled.scheduled_cached_reqs
         computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         free_tokens = runner.max_num_tokens - scheduled.total_num_scheduled_tokens
         free_rows = min(len(self._own_blocks), runner.max_num_reqs - len(scheduled.num_scheduled_tokens))
         used = 0
         for owner, paths in planned.items():
-            draft, start = scheduled.scheduled_spec_decode_tokens.get(owner), computed.get(owner)
+            draft = scheduled.scheduled_spec_decode_tokens.get(owner)
+            start = computed.get(owner)
             if not draft or start is None or owner in cached.resumed_req_ids:
                 continue
             if owner not in runner.input_batch.req_id_to_index or runner.requests[owner].num_tokens != start + 1:
@@ -176,14 +182,17 @@ class PathRows:
                 if tokens == draft[: len(tokens)] or used == free_rows or free_tokens < len(tokens) + 1:
                     continue
                 yield f"{owner}-path-{used}", Row(owner, draft, start, tokens, self._own_blocks[used])
-                used, free_tokens = used + 1, free_tokens - len(tokens) - 1
+                used += 1
+                free_tokens -= len(tokens) + 1
 
     def _as_request(self, name: str, row: Row):
         """vLLM's NewRequestData, whose prompt is the text: all but its last token is computed."""
         from vllm.v1.core.sched.output import NewRequestData
 
-        runner, state = self._runner, self._runner.requests[row.owner]
-        index, whole = runner.input_batch.req_id_to_index[row.owner], row.start // self._block_size
+        runner = self._runner
+        state = self._runner.requests[row.owner]
+        index = runner.input_batch.req_id_to_index[row.owner]
+        whole = row.start // self._block_size
         text = runner.input_batch.token_ids_cpu[index, : row.start + 1].copy()
         # Under asynchronous scheduling a rank that does not draft has placeholders for earlier tokens, which are
         # computed: of a plain request nobody reads them but vLLM's penalties of other rows, as an index.
@@ -246,7 +255,8 @@ class PathRows:
         Returns:
             int64 [rows, 1 + k], the row of the batch that each kept token was drawn in.
         """
-        batch, device = self._runner.input_batch, sampled.device
+        batch = self._runner.input_batch
+        device = sampled.device
         of: dict[str, list[str]] = {}
         for name, row in self.rows.items():
             of.setdefault(row.owner, [row.owner]).append(name)
@@ -255,14 +265,17 @@ class PathRows:
         followed = verify.follow_paths(sampled, drafts, table)
         source = torch.arange(len(sampled), device=device)[:, None].repeat(1, sampled.shape[1])
         kept[sent(torch.tensor([place for line in places for place in line[1:]]), device)] = verify.PLACEHOLDER
-        kept[table[:, 0]], source[table[:, 0]] = followed.tokens, followed.rows
+        kept[table[:, 0]] = followed.tokens
+        source[table[:, 0]] = followed.rows
         self._take_blocks(list(of.values()), followed.last)
         return source
 
     def _take_blocks(self, of: list[list[str]], last: torch.Tensor) -> None:
         """Copy the blocks of the paths that the texts have taken into the requests' own, or those onto themselves: no
         step waits for the device to tell which."""
-        choices, requests = [], []  # of each block of a request: its own, and that of each row
+        # Of each block of a request: its own, and that of each row.
+        choices = []
+        requests = []
         for number, (owner, *names) in enumerate(of):
             blocks = [self._blocks_of(self.rows[name]) for name in names]
             first = self.rows[names[0]].start // self._block_size
@@ -293,7 +306,8 @@ def check_cache(config) -> None:
 
 def check_engine(vllm_config) -> None:
     """Raise ValueError for an engine whose batches have a meaning beyond the rows that its model runner computes."""
-    parallel, model = vllm_config.parallel_config, vllm_config.model_config
+    parallel = vllm_config.parallel_config
+    model = vllm_config.model_config
     obstacles = {
         "enable_dbo=True": getattr(parallel, "enable_dbo", False),
         "a KV connector (kv_transfer_config)": getattr(vllm_config, "kv_transfer_config", None) is not None,

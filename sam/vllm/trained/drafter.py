@@ -56,7 +56,8 @@ class PassCost:
     """
 
     def __init__(self, sizes: np.ndarray, milliseconds: np.ndarray):
-        self._sizes, self._milliseconds = sizes, np.maximum.accumulate(milliseconds)
+        self._sizes = sizes
+        self._milliseconds = np.maximum.accumulate(milliseconds)
         self._factor = 1.0
 
     def ms(self, num_tokens: np.ndarray) -> np.ndarray:
@@ -84,10 +85,12 @@ def plan_passes(
             before it are accepted; 0 where a request has no room for a draft.
         missing: int [requests], tokens that the draft model has yet to read.
     """
-    most, sums = expected.shape[1], np.concatenate([[0.0], np.cumsum(drafts.acceptance, dtype=np.float64)])
+    most = expected.shape[1]
+    sums = np.concatenate([[0.0], np.cumsum(drafts.acceptance, dtype=np.float64)])
     of_sam = sums[drafts.offsets[1:]] - sums[drafts.offsets[:-1]]
     wanted = (np.cumsum(expected, axis=1) > of_sam[:, None]) & (expected[:, :1] > 0)
-    each, first = cost.ms(wanted.sum(axis=0)), cost.ms(missing @ wanted)  # of one pass, and of the first
+    each = cost.ms(wanted.sum(axis=0))  # of one pass
+    first = cost.ms(missing @ wanted)
     catching_up = np.maximum(0.0, first - each)
     count = most
     if hasattr(policy, "step_ms"):
@@ -106,9 +109,11 @@ def _best_count(drafts: Drafts, expected, wanted, running: int, step_ms: np.ndar
         step_ms: float64 [n + 1], milliseconds of a step with 0 to n draft tokens.
         passes_ms: float64 [most], milliseconds of one pass, two, ...
     """
-    request_of, goodput = np.repeat(np.arange(len(expected)), np.diff(drafts.offsets)), []
+    request_of = np.repeat(np.arange(len(expected)), np.diff(drafts.offsets))
+    goodput = []
     for count in range(len(passes_ms) + 1):
-        acceptance, cost = drafts.acceptance, step_ms
+        acceptance = drafts.acceptance
+        cost = step_ms
         if count > 0:
             own = wanted[:, count - 1]
             acceptance = np.concatenate([acceptance[~own[request_of]], expected[own, :count].ravel()])
@@ -129,10 +134,13 @@ class ComingDrafts:
     """
 
     def __init__(self, plan: Passes, batch: TrackedBatch, made: Chosen, began, vocabulary: int):
-        self.plan, self.batch, self._began = plan, batch, began
+        self.plan = plan
+        self.batch = batch
+        self._began = began
         is_token = (made.tokens >= 0) & (made.tokens < vocabulary)
         self._inputs = made.tokens.where(is_token, FILLER).to(torch.int32)
-        self._tokens, self._ended = begin_copy(made.tokens), recorded_event()
+        self._tokens = begin_copy(made.tokens)
+        self._ended = recorded_event()
 
     def arrive(self) -> tuple[np.ndarray, float]:
         """Tokens, int64 [requests, passes], and the milliseconds of the passes, once the copy is over."""
@@ -146,11 +154,14 @@ class ComingDrafts:
             request_ids, ends: of the step's batch, and where the tokens of each end in the input, its draft's last.
             drafts: in the step, by request; those that are coming may be cut.
         """
-        row_of, count = {name: row for row, name in enumerate(self.batch.ids)}, self.plan.count
-        to, of = [], []
+        row_of = {name: row for row, name in enumerate(self.batch.ids)}
+        count = self.plan.count
+        to = []
+        of = []
         for name, end in zip(request_ids, ends.tolist(), strict=True):
             if name in row_of and name in drafts:
-                begin, length = end - len(drafts[name]), min(len(drafts[name]), count)
+                begin = end - len(drafts[name])
+                length = min(len(drafts[name]), count)
                 to += range(begin, begin + length)
                 of += range(row_of[name] * count, row_of[name] * count + length)
         if to:
@@ -183,7 +194,8 @@ class TrainedDrafter:
     """
 
     def __init__(self, passes: ModelPasses, num_speculative_tokens: int, counters: dict[str, int]):
-        self.passes, self.counters = passes, counters
+        self.passes = passes
+        self.counters = counters
         self.pass_cost = PassCost(np.array([1, 65]), np.array([1.0, 2.0]))
         self.acceptance = PositionAcceptance(num_speculative_tokens)
         self.reads_later = False
@@ -196,14 +208,16 @@ class TrainedDrafter:
 
     def weights_updated(self) -> None:
         """The target has new weights: the draft model is tried again."""
-        self._errors_in_a_row, self.coming = 0, None
+        self._errors_in_a_row = 0
+        self.coming = None
         self.acceptance.weights_updated()
         self.passes.restore()
 
     def combine(self, policy: Any, state: StepState, budget: int, batch: TrackedBatch, proposed: Drafts) -> Drafts:
         """Of sam's drafts, up to `budget` tokens of each request of the batch, those that the draft model's replace,
         where that pays; policy and state are as of `plan_passes`."""
-        began, self._drawn = time.perf_counter(), {}
+        began = time.perf_counter()
+        self._drawn = {}
         with self.harmless():
             self._learn(batch)
             if self._errors_in_a_row < MAX_ERRORS:
@@ -235,19 +249,22 @@ class TrainedDrafter:
 
     def arrive(self) -> float:
         """Learn drafts that were on their way; the milliseconds of drafting within the step that has just ended."""
-        coming, self.coming = self.coming, None
+        coming = self.coming
+        self.coming = None
         with self.harmless():
             if coming is not None:
                 drafted, self._milliseconds = coming.arrive()
                 self._take(coming.plan, coming.batch, drafted, self._milliseconds)
-        taken, self._milliseconds = self._milliseconds, 0.0
+        taken = self._milliseconds
+        self._milliseconds = 0.0
         return taken
 
     def fill_in(self, ends: np.ndarray, drafts: dict[str, list[int]]) -> None:
         """Put drafts that are coming into a step's input; arguments as of ComingDrafts.put."""
         if self.coming is None or not drafts:
             return
-        drawn, self._drawn = self._drawn, {}  # of an error: fillers are verified, which nobody drew
+        drawn = self._drawn  # of an error: fillers are verified, which nobody drew
+        self._drawn = {}
         with self.harmless():
             runner = self.passes.runner
             self.coming.put(runner.input_ids.gpu, runner.input_batch.req_ids[: len(ends)], ends, drafts)
@@ -257,11 +274,13 @@ class TrainedDrafter:
         """In place of GPUModelRunner._get_spec_decode_draft_probs: what a step's drafts were drawn from, one after the
         other, float32 [draft tokens, vocabulary]; those of sam were certain. None takes all of them for certain, which
         changes no distribution either, whatever they were drawn from."""
-        drawn, self._drawn = self._drawn, {}
+        drawn = self._drawn
+        self._drawn = {}
         if not drawn:
             return None
         with self.harmless():
-            tokens, begin = metadata.draft_token_ids.to(torch.int64), 0
+            tokens = metadata.draft_token_ids.to(torch.int64)
+            begin = 0
             found = torch.zeros((len(tokens), self._vocabulary()), dtype=torch.float32, device=tokens.device)
             found.scatter_(1, tokens.clamp(0, found.shape[1] - 1)[:, None], 1.0)
             for name, count in zip(self.passes.runner.input_batch.req_ids, metadata.num_draft_tokens, strict=False):
@@ -287,8 +306,11 @@ class TrainedDrafter:
 
     def _draft(self, plan: Passes, batch: TrackedBatch, missing: np.ndarray) -> list[list[int]]:
         """The drafts of the requests that want one; fillers where the device will put them in."""
-        at, runner = np.flatnonzero(plan.wanted), self.passes.runner
-        ids, rows, missing = [batch.ids[i] for i in at], np.array(batch.rows)[at], missing[at]
+        at = np.flatnonzero(plan.wanted)
+        runner = self.passes.runner
+        ids = [batch.ids[i] for i in at]
+        rows = np.array(batch.rows)[at]
+        missing = missing[at]
         batch = batch._replace(ids=ids, rows=rows, lengths=batch.lengths[at])
         # Penalties, bad words and budgets of thinking count a step's drafts on the host.
         of_step = runner.input_batch
@@ -331,6 +353,7 @@ def _replaced(proposed: Drafts, wanted: np.ndarray, tokens: list[list[int]], exp
     """Sam's drafts, those of the `wanted` requests replaced by `tokens`, one draft of each of them."""
     ids, acceptance = (np.split(values, proposed.offsets[1:-1]) for values in (proposed.token_ids, proposed.acceptance))
     for i, draft in zip(np.flatnonzero(wanted), tokens, strict=True):
-        ids[i], acceptance[i] = np.array(draft, np.int32), expected[i, : len(draft)].astype(np.float32)
+        ids[i] = np.array(draft, np.int32)
+        acceptance[i] = expected[i, : len(draft)].astype(np.float32)
     offsets = np.cumsum([0, *map(len, ids)]).astype(np.int64)
     return Drafts(np.concatenate(ids), offsets, np.concatenate(acceptance))

@@ -20,7 +20,9 @@ from sam.drafting.written_blocks import WrittenBlocks
 from sam.verify.exact import rng_key, sent, uniforms
 from sam.vllm.tracked_requests import TrackedBatch
 
-OF_TARGET, OF_DRAFTS = 0, 1  # streams of sam.verify.exact
+# Streams of sam.verify.exact.
+OF_TARGET = 0
+OF_DRAFTS = 1
 NO_TOKEN = -1
 # Steps whose hidden states may be on their way. The host is at most so far ahead: it waits for no earlier copy.
 UNDER_WAY = 2
@@ -50,9 +52,11 @@ def drawn_drafts(runner, rows, passes: int, verification: str) -> Callable[[torc
     (Daliri et al., arXiv 2408.07978; here by inverse CDF). Under rejection sampling a draft has to be independent of
     what decides on it: it has a uniform of its own, and the distribution that it was drawn from goes to verification.
     """
-    batch, is_exact = runner.input_batch, verification == "exact"
+    batch = runner.input_batch
+    is_exact = verification == "exact"
     names = [batch.req_ids[row] for row in rows]
-    requests, seed = [runner.requests[name] for name in names], runner.model_config.seed
+    requests = [runner.requests[name] for name in names]
+    seed = runner.model_config.seed
     keys = [rng_key(one.sampling_params.seed, seed, name) for one, name in zip(requests, names, strict=True)]
     positions = np.array([request.num_tokens for request in requests])[:, None] + np.arange(passes)
     keys = np.repeat(np.array(keys, np.int64), passes)
@@ -63,7 +67,8 @@ def drawn_drafts(runner, rows, passes: int, verification: str) -> Callable[[torc
 
     def draw(logits: torch.Tensor, pass_: int) -> Chosen:
         likeliest, _ = greedy_drafts(logits, pass_)
-        scaled, is_token = logits.to(torch.float32) / temperatures[:, None], likeliest != NO_TOKEN
+        scaled = logits.to(torch.float32) / temperatures[:, None]
+        is_token = likeliest != NO_TOKEN
         tokens = likeliest.where(is_greedy | ~is_token, verify.sample_inverse_cdf(scaled, draws[:, pass_]))
         # Without a distribution a draft is as if nobody would have drawn it: it is rejected for a plain sample.
         kept = None if is_exact else torch.where(is_token[:, None], scaled.softmax(-1), 0.0)
@@ -92,7 +97,8 @@ class ModelPasses:
     """
 
     def __init__(self, holder: Any, runner: Any):
-        self.holder, self.runner = holder, runner
+        self.holder = holder
+        self.runner = runner
         self.longest_text = min(holder.max_model_len, holder.draft_model_config.max_model_len)
         self.written: WrittenBlocks | None = None
         self._kept_weights: dict[str, torch.Tensor] = {}
@@ -142,11 +148,13 @@ class ModelPasses:
         """Draft `count` tokens of each request, one a pass, the first of which reads what `missing` said; the host
         waits for none of them. [requests, count] each, on the device."""
         entries, _ = self._entries(batch)
-        choose, compute_logits = self._sampling(batch.rows, count), self.holder.model.compute_logits
+        choose = self._sampling(batch.rows, count)
+        compute_logits = self.holder.model.compute_logits
         last, carried = self._read(entries, missing)
         chosen = [choose(compute_logits(last), 0)]
         for pass_ in range(1, count):
-            begins, ids = entries.lengths + (pass_ - 1), chosen[-1].tokens.clamp(min=0).to(torch.int32)
+            begins = entries.lengths + (pass_ - 1)
+            ids = chosen[-1].tokens.clamp(min=0).to(torch.int32)
             last, carried = self._forward(batch.rows, begins, begins + 1, ids, carried)
             chosen.append(choose(compute_logits(last), pass_))
         tokens, kept = zip(*chosen, strict=True)
@@ -168,11 +176,13 @@ class ModelPasses:
         """Write what is missing, in passes of as many tokens as fit; the states at each request's last token."""
         request_of = np.repeat(np.arange(len(missing)), missing)
         positions = np.arange(len(request_of)) + (batch.lengths - np.cumsum(missing))[request_of]
-        blocks, last = self._table().get_numpy_array(), []
+        blocks = self._table().get_numpy_array()
+        last = []
         for first in range(0, len(request_of), self.holder.max_num_tokens):
             piece = slice(first, first + self.holder.max_num_tokens)
             requests, starts, counts = np.unique(request_of[piece], return_index=True, return_counts=True)
-            rows, begins = batch.rows[requests], positions[piece][starts]
+            rows = batch.rows[requests]
+            begins = positions[piece][starts]
             ids = batch.texts[batch.rows[request_of[piece]], positions[piece]].astype(np.int32)
             states = self._forward(rows, begins, begins + counts, sent(ids, self.holder.device))
             for request, begin, end in zip(requests, begins, begins + counts, strict=True):
@@ -184,13 +194,16 @@ class ModelPasses:
 
     def _forward(self, rows, begins, ends, ids: torch.Tensor, carried: torch.Tensor | None = None) -> States:
         """States of the tokens from `begins` to `ends` of each row, whose ids are `ids`, int32 [tokens]."""
-        holder, table, counts = self.holder, self._table(), ends - begins
+        holder = self.holder
+        table = self._table()
+        counts = ends - begins
         starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
         total = int(starts[-1])
         positions = np.arange(total) - np.repeat(starts[:-1] - begins, counts)
         blocks = table.get_numpy_array()[np.repeat(rows, counts), positions // table.block_size]
         slots = torch.from_numpy(blocks.astype(np.int64) * table.block_size + positions % table.block_size)
-        lengths, starts_cpu = torch.from_numpy(ends.astype(np.int32)), torch.from_numpy(starts)
+        lengths = torch.from_numpy(ends.astype(np.int32))
+        starts_cpu = torch.from_numpy(starts)
         metadata = CommonAttentionMetadata(
             query_start_loc=sent(starts_cpu, holder.device),
             query_start_loc_cpu=starts_cpu,
@@ -217,7 +230,8 @@ class ModelPasses:
 
     def _hidden(self, num_tokens: int) -> States:
         """Run the model over what was put into its place."""
-        holder, beside = self.holder, {"inputs_embeds": None}
+        holder = self.holder
+        beside = {"inputs_embeds": None}
         if holder.pass_hidden_states_to_model:
             beside = {"hidden_states": holder.hidden_states[:num_tokens]}
         positions = holder._get_positions(num_tokens)
@@ -250,7 +264,8 @@ class EaglePasses(ModelPasses):
             aux_hidden_states: the same of each layer that the head reads; None if it reads the last one's.
             step: vLLM's CommonAttentionMetadata, with the slot of each token.
         """
-        tokens, event = step.num_actual_tokens, torch.Event()
+        tokens = step.num_actual_tokens
+        event = torch.Event()
         states = torch.cat([one[:tokens] for one in aux_hidden_states or [hidden_states]], dim=-1)
         self._arriving.append((begin_copy(step.slot_mapping[:tokens]), begin_copy(states), event))
         event.record()
