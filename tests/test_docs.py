@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from recipe.sam_dapo.record import ON_DISK_ONLY
+from recipe.sam_dapo.record.metrics import ON_DISK_ONLY
 from sam import command_line
 
 ROOT = Path(__file__).parents[1]

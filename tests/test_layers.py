@@ -36,7 +36,7 @@ RECIPE = (
     ("arguments", "patch", "patches_of_verl"),
     ("tiny.task", "tiny.tokenizer", "tiny.platform", "smollm2.task", "smollm2.model"),
     ("record", "tiny.model"),
-    ("launch",),
+    ("launch", "assets"),
     ("tiny.warm_start", "data"),
     ("tiny.shipped",),
     ("tiny.assets", "smollm2.assets", "draft_model"),

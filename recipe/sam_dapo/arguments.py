@@ -16,18 +16,25 @@ from sam.command import Parser
 CONFIGS = Path(__file__).resolve().with_name("configs")
 # Sections whose keys other programs define: what Hydra's `+` may add to.
 FREE_SECTIONS = (
-    *("actor_rollout_ref.rollout.engine_kwargs", "actor_rollout_ref.model.override_config"),
-    *(f"actor_rollout_ref.actor.{name}" for name in ("megatron", "optim", "fsdp_config")),
-    *("data.apply_chat_template_kwargs", "ray_kwargs.ray_init", "reward.reward_kwargs"),
-    *("reward.custom_reward_function.reward_kwargs", "custom_reward_function.reward_kwargs"),
-    *("trainer.v1.sampler.sampler_kwargs", "speculation"),
+    "actor_rollout_ref.actor.fsdp_config",
+    "actor_rollout_ref.actor.megatron",
+    "actor_rollout_ref.actor.optim",
+    "actor_rollout_ref.model.override_config",
+    "actor_rollout_ref.rollout.engine_kwargs",
+    "custom_reward_function.reward_kwargs",
+    "data.apply_chat_template_kwargs",
+    "ray_kwargs.ray_init",
+    "reward.custom_reward_function.reward_kwargs",
+    "reward.reward_kwargs",
+    "trainer.v1.sampler.sampler_kwargs",
+    "speculation",
 )
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """The options of a run; ends the process after --help and wrong ones."""
-    shown = "The screen shows a line for each step and how the run ended; all output goes to train.log in run_dir."
-    parser = Parser(prog="sam run", description="One DAPO run.", epilog=shown, allow_abbrev=False)
+    screen = "The screen shows a line for each step and how the run ended; all output goes to train.log in run_dir."
+    parser = Parser(prog="sam run", description="One DAPO run.", epilog=screen, allow_abbrev=False)
     add_config_options(parser, required=True)
     parser.add_argument("--check", action="store_true", help="look at config and machine, and start nothing")
     parser.add_argument("--accept-changes", action="store_true", help="go on with settings that make another curve")
@@ -103,10 +110,13 @@ def check_values(config: Any) -> None:
 
 # What users bring: Python files (or pkg://module) and YAML.
 FILES = (
-    *("reward.custom_reward_function.path", "reward.reward_manager.module.path", "data.custom_cls.path"),
-    "trainer.v1.sampler.custom_sampler.path",
     "actor_rollout_ref.rollout.agent.agent_loop_config_path",
-    *(f"actor_rollout_ref.rollout.multi_turn.{name}_path" for name in ("tool_config", "function_tool")),
+    "actor_rollout_ref.rollout.multi_turn.function_tool_path",
+    "actor_rollout_ref.rollout.multi_turn.tool_config_path",
+    "data.custom_cls.path",
+    "reward.custom_reward_function.path",
+    "reward.reward_manager.module.path",
+    "trainer.v1.sampler.custom_sampler.path",
 )
 
 
@@ -115,12 +125,14 @@ def connect_users_code(config: Any) -> None:
     from omegaconf import OmegaConf
 
     for key in (*FILES, "actor_rollout_ref.rollout.router_config_path"):
-        if (named := OmegaConf.select(config, key)) and not str(named).startswith("pkg://"):
-            path = Path(str(named).removeprefix("file://")).expanduser().absolute()
-            if path.is_file():
-                OmegaConf.update(config, key, str(path))
-            elif key in FILES:
-                raise ValueError(f"{key}={named}: no such file: correct it")
+        value = OmegaConf.select(config, key)
+        if not value or str(value).startswith("pkg://"):
+            continue
+        path = Path(str(value).removeprefix("file://")).expanduser().absolute()
+        if path.is_file():
+            OmegaConf.update(config, key, str(path))
+        elif key in FILES:
+            raise ValueError(f"{key}={value}: no such file: correct it")
 
 
 if __name__ == "__main__":

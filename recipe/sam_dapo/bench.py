@@ -52,33 +52,39 @@ def of_a_run(words: list[str]) -> int:
     from sam.record import replacing
     from sam.record.responses import responses_path
 
-    run, output = Run.load(options.run), options.output or options.run.resolve().parent
+    run = Run.load(options.run)
+    output = options.output or options.run.resolve().parent
     if run.name == "off":
         raise ValueError(f"{run.directory}: its speculation is off; name a run that speculates")
     if not run.has_responses:
         raise ValueError(f"{run.directory}: no responses recorded there; expected rollouts/<step>.jsonl of every step")
-    (folder := output / "against_stock").mkdir(parents=True, exist_ok=True)
+    folder = output / "against_stock"
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "result.json").unlink(missing_ok=True)
     # Of steps spread over the run, as many as rounds with the warm-up.
     rounds = max(1, min(options.rounds, len(run.steps) - 1))
     places = np.linspace(0, len(run.steps) - 1, rounds + 1).round().astype(int)
-    steps, text = [run.steps[place] for place in np.unique(places)], folder / "text.jsonl"
+    steps = [run.steps[place] for place in np.unique(places)]
+    text = folder / "text.jsonl"
     with replacing(text) as partial:
         partial.write_bytes(b"".join(responses_path(run.directory, step).read_bytes() for step in steps))
-    words = [*words_of(run), "--text", str(text), "--output", str(folder), "--rounds", str(rounds)]
-    result, code = measure(parse(words))
+    words = words_of(run)
+    words += ["--text", str(text)]
+    words += ["--output", str(folder)]
+    words += ["--rounds", str(rounds)]
+    measured, code = measure(parse(words))
     if code:
         return code
+    result = {"text": text_of(run, steps), "steps": steps, **measured}
     with replacing(output / STOCK_FILE) as partial:
-        found = {"text": text_of(run, steps), "steps": steps, **result}
-        partial.write_text(json.dumps(found, indent=1) + "\n")
+        partial.write_text(json.dumps(result, indent=1) + "\n")
     if options.json:
-        print(json.dumps(found))
+        print(json.dumps(result))
         return 0
-    stock, *others = rows_of(found).values()
-    said = [f"{row['variant']} {row['seconds']:.2f} s, {times(row)}" for row in others]
-    of = f"{stock['rounds']} rounds of {stock['requests']} requests that emit the run's own text"
-    print(f"engine alone: stock vLLM {stock['seconds']:.2f} s a round; {'; '.join(said)} ({of})")
+    stock, *others = rows_of(result).values()
+    figures = [f"{row['variant']} {row['seconds']:.2f} s, {times(row)}" for row in others]
+    work = f"{stock['rounds']} rounds of {stock['requests']} requests that emit the run's own text"
+    print(f"engine alone: stock vLLM {stock['seconds']:.2f} s a round; {'; '.join(figures)} ({work})")
     return 0
 
 
@@ -87,34 +93,47 @@ def words_of(run: Run) -> list[str]:
     from omegaconf import OmegaConf
     from omegaconf.errors import ConfigAttributeError
 
-    from recipe.sam_dapo.launch import environment
     from recipe.sam_dapo.preflight.vllm_command import server_arguments
-    from sam.config import HUGE_PAGES, WITH_DRAFT_MODEL
+    from sam.config import WITH_DRAFT_MODEL
     from sam.record.responses import read_responses
 
     config = OmegaConf.create(run.config)
-    rounds = [row.round for row in read_responses(run.directory, run.steps[0])]
-    rollout, speculation = config.actor_rollout_ref.rollout, config.speculation
-    samples, drafter = int(rollout.n), []
+    rollout = config.actor_rollout_ref.rollout
+    speculation = config.speculation
     try:
-        # The variables that a run's engine has, but for those that the user has set, and that each engine gets itself.
-        variables = environment.cpu_variables(config) if config.trainer.device == "cpu" else {}
-        for name, value in {**variables, "VLLM_LOGGING_LEVEL": "WARNING"}.items():
-            if name not in HUGE_PAGES:  # stock has none
-                os.environ.setdefault(name, value)
+        _set_variables(config)
         with contextlib.redirect_stdout(sys.stderr):  # verl and vLLM log to stdout
             engine = engine_words(server_arguments(config))
     except ConfigAttributeError as error:
         lacks = f"its config.yaml lacks {error.full_key}, it is an older version's: run it again"
         raise ValueError(f"{run.directory}: {lacks}") from None
+    rounds = [row.round for row in read_responses(run.directory, run.steps[0])]
+    samples = int(rollout.n)
+    groups = max(1, rounds.count(min(rounds)) // samples)
+    words = ["--model", str(config.actor_rollout_ref.model.path)]
+    words += ["--no-seeds"]
+    words += ["--requests", str(samples * groups)]
+    words += ["--samples", str(samples)]
+    words += ["--responses", "1"]
+    words += ["--temperature", str(rollout.temperature)]
+    words += ["--variants", STOCK, "off", speculation.method]
+    words += ["--draft-tokens", str(speculation.num_speculative_tokens)]
     if speculation.method in WITH_DRAFT_MODEL:
-        drafter = ["--draft-model", str(speculation.draft_model)]
-    return [
-        *("--model", str(config.actor_rollout_ref.model.path), "--no-seeds"),
-        *("--requests", str(samples * max(1, rounds.count(min(rounds)) // samples)), "--samples", str(samples)),
-        *("--responses", "1", "--temperature", str(rollout.temperature), "--variants", STOCK, "off"),
-        *(speculation.method, "--draft-tokens", str(speculation.num_speculative_tokens), *drafter, *engine),
-    ]
+        words += ["--draft-model", str(speculation.draft_model)]
+    return words + engine
+
+
+def _set_variables(config) -> None:
+    """Set what a run's engine has, but for what the user has set, and for what each engine gets by itself."""
+    from recipe.sam_dapo.launch import environment
+    from sam.config import HUGE_PAGES
+
+    variables = {"VLLM_LOGGING_LEVEL": "WARNING"}
+    if config.trainer.device == "cpu":
+        variables = environment.cpu_variables(config) | variables
+    for name, value in variables.items():
+        if name not in HUGE_PAGES:  # stock has none
+            os.environ.setdefault(name, value)
 
 
 def engine_words(arguments: dict[str, Any]) -> list[str]:
@@ -132,7 +151,8 @@ def engine_words(arguments: dict[str, Any]) -> list[str]:
         if isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")
         else:
-            words += [f"--{flag}", json.dumps(value) if isinstance(value, dict | list) else str(value)]
+            text = json.dumps(value) if isinstance(value, dict | list) else str(value)
+            words += [f"--{flag}", text]
     return words
 
 
@@ -164,20 +184,23 @@ def compared_runs(options) -> list[str]:
     """
     from sam.bench.result import compared, middle, times
 
-    runs, rows = trained(options), []
-    for variant, *own in zip(options.variants, *runs, strict=True):
-        seconds, lengths = [run.seconds(run.steps) for run in own], [run.acceptance()[0] for run in own]
-        against = compared(seconds, rows[0]["seconds"] if rows else seconds)
-        rows.append({"variant": variant, "seconds": seconds, **against, "acceptance_length": lengths})
+    rounds = trained(options)
+    rows = []
+    for variant, *runs in zip(options.variants, *rounds, strict=True):
+        seconds = [run.seconds(run.steps) for run in runs]
+        peers = rows[0]["seconds"] if rows else seconds
+        lengths = [run.acceptance()[0] for run in runs]
+        rows.append({"variant": variant, "seconds": seconds, **compared(seconds, peers), "acceptance_length": lengths})
     (options.output / "result.json").write_text(json.dumps(rows, indent=1) + "\n")
     if options.json:
         return [json.dumps({"rows": rows})]
     cells = []
     for row in rows:
-        of, known = row["seconds"], [length for length in row["acceptance_length"] if length is not None]
-        seconds = f"{middle(of, 2):.2f} ({min(of):.2f}-{max(of):.2f})"
-        length = f"{middle(known, 2):.2f}" if known else "-"
-        cells.append([row["variant"], seconds, length, times(row), row["answer"]])
+        seconds = row["seconds"]
+        spread = f"{middle(seconds, 2):.2f} ({min(seconds):.2f}-{max(seconds):.2f})"
+        lengths = [length for length in row["acceptance_length"] if length is not None]
+        length = f"{middle(lengths, 2):.2f}" if lengths else "-"
+        cells.append([row["variant"], spread, length, times(row), row["answer"]])
     header = ["variant", "rollout seconds", "length", "over the first", f"of {options.rounds} rounds"]
     return laid_out(header, cells)
 
@@ -194,19 +217,21 @@ def trained(options) -> list[list[Run]]:
     from recipe.sam_dapo.report.runs import Run, compare_responses
     from sam.bench.engines import turns
 
-    output, names = options.output.absolute(), [f"variant_{n}" for n in range(1, len(options.variants) + 1)]
+    output = options.output.absolute()
+    variants = {f"variant_{n}": overrides for n, overrides in enumerate(options.variants, 1)}
     rounds = range(1, options.rounds + 1)
+    names = list(variants)
     order = [(output / f"round_{round_}" / name, name) for round_ in rounds for name in turns(names, round_)]
     for directory, name in tqdm(order, unit="run", disable=None):
         if read_json(directory / STATE_FILE).get("phase") == "finished":
             continue
-        command = [
-            *(sys.executable, "-m", "recipe.sam_dapo.main_dapo"),
-            *("--config-name", options.config_name, f"run_dir={directory}"),
-            *(f"trainer.experiment_name={output.name}_{directory.parent.name}_{name}", "trainer.save_freq=-1"),
-            *("trainer.val_before_train=false", "trainer.test_freq=-1"),
-            *(*shlex.split(options.variants[names.index(name)]), *options.overrides),
-        ]
+        command = [sys.executable, "-m", "recipe.sam_dapo.main_dapo"]
+        command += ["--config-name", options.config_name]
+        command += [f"run_dir={directory}"]
+        command += [f"trainer.experiment_name={output.name}_{directory.parent.name}_{name}"]
+        command += ["trainer.save_freq=-1", "trainer.val_before_train=false", "trainer.test_freq=-1"]
+        command += shlex.split(variants[name])
+        command += options.overrides
         # The runs' own words go where nobody parses them.
         code = subprocess.run(command, stdout=sys.stderr if options.json else None).returncode
         if code:
@@ -214,8 +239,12 @@ def trained(options) -> list[list[Run]]:
     runs = [[Run.load(output / f"round_{round_}" / name) for name in names] for round_ in rounds]
     first = runs[0][0]
     for run in itertools.chain(*runs):
-        same = compare_responses(run, first)
-        wrong = [step for step in first.steps if not (counts := same.get(step)) or counts[0] < max(1, counts[1])]
+        wrong = []
+        counts = compare_responses(run, first)
+        for step in first.steps:
+            same, common = counts.get(step, (0, 0))
+            if same < max(1, common):
+                wrong.append(step)
         if run.steps != first.steps or wrong:
             raise ValueError(f"{run.directory}: other steps or responses than {first.directory}, first {wrong[:1]}")
     return runs
@@ -226,7 +255,8 @@ MODES = {"--run": of_a_run, "--config-name": of_whole_runs}
 
 def main(arguments: list[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
-    mode = next((MODES[flag] for word in words if (flag := word.partition("=")[0]) in MODES), measure_engines)
+    flags = [word.partition("=")[0] for word in words]
+    mode = next((MODES[flag] for flag in flags if flag in MODES), measure_engines)
     try:
         return run_command(lambda: mode(words), errors=(ValueError, OSError, RuntimeError))
     except KeyboardInterrupt:

@@ -30,10 +30,12 @@ def _published(frame: pandas.DataFrame, place: str) -> pandas.DataFrame:
 
     texts = []
     for number, row in enumerate(frame[list(COLUMNS)].to_dict("records"), start=1):
-        with one_line(of_row := f"{place}, row {number}", "not a row of the published file"):
-            check_chat(chat := list(row["prompt"]), f"{of_row}, prompt")
+        row_place = f"{place}, row {number}"
+        with one_line(row_place, "not a row of the published file"):
+            chat = list(row["prompt"])
+            check_chat(chat, f"{row_place}, prompt")
             for text in (row["data_source"], row["reward_model"]["ground_truth"]):
-                expect(isinstance(text, str) and bool(text), of_row, "texts as data_source and ground_truth", text)
+                expect(isinstance(text, str) and bool(text), row_place, "texts as data_source and ground_truth", text)
         texts.append(json.dumps(chat, sort_keys=True, default=str))
     return frame[~pandas.Series(texts, frame.index, dtype=object).duplicated()].reset_index(drop=True)
 
@@ -43,15 +45,15 @@ def _gsm8k(frame: pandas.DataFrame, place: str) -> pandas.DataFrame:
 
     rows = []
     for index, (question, answer) in enumerate(zip(frame["question"], frame["answer"], strict=True)):
-        found = re.search(r"#### (\-?[0-9\.,]+)", str(answer))
-        is_whole = found is not None and isinstance(question, str)
+        number = re.search(r"#### (\-?[0-9\.,]+)", str(answer))
+        is_whole = number is not None and isinstance(question, str)
         expect(is_whole, f"{place}, row {index + 1}", "a question, and an answer with a number after ####", answer)
         rows.append(
             {
                 "data_source": "openai/gsm8k",
                 "prompt": [{"role": "user", "content": f"{question} {GSM8K_INSTRUCTION}"}],
                 "ability": "math",
-                "reward_model": {"style": "rule", "ground_truth": found[1].replace(",", "")},
+                "reward_model": {"style": "rule", "ground_truth": number[1].replace(",", "")},
                 "extra_info": {"index": index},
             }
         )
@@ -101,7 +103,8 @@ def prepare(name: str, output: Path, folder: Path | None = None) -> str:
     """
     import pandas
 
-    if (target := output / f"{name}.parquet").exists():
+    target = output / f"{name}.parquet"
+    if target.exists():
         return f"{target}: is there; remove it to have it made anew"
     path = _fetch(SOURCES[name], folder)
     with one_line(str(path), "not the published file"):
@@ -119,7 +122,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--from", dest="folder", type=Path, help="folder with the published files")
     options = parser.parse_args(arguments)
-    if unknown := [name for name in options.names if name not in SOURCES]:
+    unknown = [name for name in options.names if name not in SOURCES]
+    if unknown:
         print(f"error: {unknown[0]} is unknown: expected some of {', '.join(SOURCES)}", file=sys.stderr)
         return 2
     names = options.names or SOURCES

@@ -29,7 +29,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from recipe.sam_dapo.record import build_once
+from recipe.sam_dapo.assets import build_once
 from recipe.sam_dapo.tiny.warm_start import deterministic
 from sam.bench.prompts import read_prompts
 from sam.command import run_command
@@ -38,6 +38,7 @@ from sam.record.tokenizer import Tokenizer
 FOLDER = "draft_model"
 WIDTH = 128  # the tiny model's; Adam's rate falls as 1 / width (Yang et al., Tensor Programs V, arXiv:2203.03466)
 MOST_LOGITS = 1 << 25  # numbers in a step's logits
+LEAST = {"seed": 0, "prompts": 2}  # of the command's options; of others 1
 POSITIONS = 8  # of a draft, of which acceptance is said
 Example = tuple[list[int], list[int]]  # token ids of a prompt and of a response
 
@@ -61,19 +62,26 @@ def sample_responses(target: PreTrainedModel, prompts: list[list[int]], settings
     """Draw the target's responses to prompts, given as token ids, at temperature 1."""
     ends = target.generation_config.eos_token_id
     ends = {ends} if isinstance(ends, int) else set(ends or ())
-    padding, examples = next(iter(ends), 0), []
-    options = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "pad_token_id": padding}
-    options |= {"max_new_tokens": settings.response_tokens, "num_return_sequences": settings.samples}
+    padding = next(iter(ends), 0)
+    options = {
+        "do_sample": True,
+        "temperature": 1.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "pad_token_id": padding,
+        "max_new_tokens": settings.response_tokens,
+        "num_return_sequences": settings.samples,
+    }
+    examples = []
     # Prompts at once. For padded ones transformers copies the KV cache of all heads at every token, which a wide target
     # feels more than reading its weights again.
     each = 16 if target.config.hidden_size <= WIDTH else 1
     with torch.random.fork_rng(devices=[]), torch.inference_mode():
         for begin in tqdm(range(0, len(prompts), each), desc="responses of the target", mininterval=5.0):
             batch = [torch.tensor(prompt) for prompt in prompts[begin : begin + each]]
-            ids, real = (
-                pad_sequence(its, True, value, padding_side="left")
-                for its, value in ((batch, padding), ([torch.ones_like(one) for one in batch], 0))
-            )
+            ids = pad_sequence(batch, True, padding, padding_side="left")
+            masks = [torch.ones_like(prompt) for prompt in batch]
+            real = pad_sequence(masks, True, 0, padding_side="left")
             torch.manual_seed(settings.seed + begin)
             texts = target.generate(input_ids=ids, attention_mask=real, **options)
             for i, text in enumerate(texts[:, ids.shape[1] :].tolist()):
@@ -110,18 +118,20 @@ def loss_of(target, student, batch: list[Example], states: list[torch.Tensor]) -
     chosen = places[torch.linspace(0, len(places) - 1, most).long()]
     with torch.no_grad():
         wanted = softmax(target.lm_head(pad_sequence(states, True).flatten(0, 1)[chosen]), dim=-1)
-    found = log_softmax(student.lm_head(_states(student, ids).flatten(0, 1)[chosen]), dim=-1)
-    return -(wanted * found).sum(-1).mean()
+    given = log_softmax(student.lm_head(_states(student, ids).flatten(0, 1)[chosen]), dim=-1)
+    return -(wanted * given).sum(-1).mean()
 
 
 def train(target, student, examples: list[Example], settings: Settings) -> list[float]:
     """Train a student; the loss of each step."""
-    peak, losses = settings.learning_rate * min(1.0, WIDTH / student.config.hidden_size), []
+    peak = settings.learning_rate * min(1.0, WIDTH / student.config.hidden_size)
     optimizer = torch.optim.AdamW(student.parameters(), lr=peak, weight_decay=0.0)
     with torch.no_grad():  # once, as a pass of the target takes longer than all else
         states = [_states(target, padded([example])[0])[0] for example in examples]
     student.train()
-    for step in (progress := tqdm(range(settings.steps), desc="distilling", mininterval=5.0)):
+    losses = []
+    progress = tqdm(range(settings.steps), desc="distilling", mininterval=5.0)
+    for step in progress:
         optimizer.param_groups[0]["lr"] = peak * (1.0 - 0.9 * step / settings.steps)
         chosen = np.random.default_rng([settings.seed, step]).integers(len(examples), size=settings.sequences)
         loss = loss_of(target, student, [examples[i] for i in chosen], [states[i] for i in chosen])
@@ -155,7 +165,8 @@ def acceptance(student: PreTrainedModel, examples: Iterable[Example]) -> list[fl
     A draft is accepted as far as it equals the response, so that the text before a draft token is the response's, and
     all drafts are read off whole texts.
     """
-    accepted, tried = torch.zeros(POSITIONS), torch.zeros(POSITIONS)
+    accepted = torch.zeros(POSITIONS)
+    tried = torch.zeros(POSITIONS)
     for example in examples:
         ids, before_response = padded([example])
         right = student.lm_head(_states(student, ids)).argmax(-1)[:, :-1] == ids[:, 1:]
@@ -171,13 +182,15 @@ def acceptance(student: PreTrainedModel, examples: Iterable[Example]) -> list[fl
 def prepare_drafter(assets: Path, settings: Settings) -> bool:
     """Puts a draft model for assets/model into assets, unless it is there; says whether it did. ValueError if there is
     no target or no prompts, or the folder holds something else."""
-    target, prompts = assets / "model", assets / "train.parquet"
+    target = assets / "model"
+    prompts = assets / "train.parquet"
     for path in (target / "config.json", prompts):
         if not path.is_file():
             raise ValueError(f"no {path}: make model and data first, or name their folder with --assets")
-    files = sorted(target.glob("*.safetensors"))
-    settled = asdict(settings) | {"target": {one.name: hashlib.sha256(one.read_bytes()).hexdigest() for one in files}}
-    made_of = Path(__file__), "torch", "transformers"
+    weights = sorted(target.glob("*.safetensors"))
+    digests = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in weights}
+    settled = asdict(settings) | {"target": digests}
+    made_of = [Path(__file__), "torch", "transformers"]
     return build_once(assets / FOLDER, "draft model", settled, made_of, lambda folder: _build(folder, assets, settings))
 
 
@@ -192,8 +205,8 @@ def _build(folder: Path, assets: Path, settings: Settings) -> None:
         shares = acceptance(student, examples[trained:])
     student.save_pretrained(folder)
     Tokenizer(assets / "model").whole.save_pretrained(folder)
-    said = ", ".join(f"{share:.0%}" for share in shares)
-    print(f"of {len(examples) - trained} held-out responses, by position of a draft, {said} of its tokens are right")
+    listed = ", ".join(f"{share:.0%}" for share in shares)
+    print(f"of {len(examples) - trained} held-out responses, by position of a draft, {listed} of its tokens are right")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -207,7 +220,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = vars(parser.parse_args(arguments))
     assets = options.pop("assets").absolute()
     for name, value in options.items():
-        if value < (least := {"seed": 0, "prompts": 2}.get(name, 1)):
+        least = LEAST.get(name, 1)
+        if value < least:
             parser.error(f"--{name} is {value}: expected at least {least}")
 
     def command() -> str:

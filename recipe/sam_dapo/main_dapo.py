@@ -4,7 +4,6 @@ The config is composed and checked before anything heavy is imported.
 """
 
 import argparse
-import itertools
 import json
 import os
 import shlex
@@ -30,7 +29,9 @@ from recipe.sam_dapo.launch.screen import (
     write_last_line,
 )
 from recipe.sam_dapo.launch.versions import known
-from recipe.sam_dapo.record import STARTING_RAY, STATE_FILE, RunRecord, changes, keep, read_json
+from recipe.sam_dapo.record import STARTING_RAY, STATE_FILE, RunRecord, read_json
+from recipe.sam_dapo.record.settings import changes, keep
+from sam.record import replacing
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -51,11 +52,11 @@ def main(arguments: list[str] | None = None) -> int:
         run_directory = Path(config.run_dir)
         if is_over(config):
             steps = config.trainer.total_training_steps
-            again = "to train again: another run_dir=, trainer.resume_mode=disable, or remove the directory"
-            said = f"{run_directory} holds this run, finished after {steps} steps: nothing to do"
+            line = f"{run_directory} holds this run, finished after {steps} steps: nothing to do"
             if changed:
-                said += f", with other settings than these: {', '.join(changed)}"
-            print(f"{said} ({again})")
+                line += f", with other settings than these: {', '.join(changed)}"
+            again = "to train again: another run_dir=, trainer.resume_mode=disable, or remove the directory"
+            print(f"{line} ({again})")
             return 0
         with supervisor.lock(run_directory):
             return supervise(config, options)
@@ -70,13 +71,16 @@ def main(arguments: list[str] | None = None) -> int:
 
 def supervise(config: DictConfig, options: argparse.Namespace) -> int:
     """Run this module again as a child and see it through."""
-    run_directory, sync_seconds = Path(config.run_dir), config.watchdog.weight_sync_seconds
+    run_directory = Path(config.run_dir)
+    sync_seconds = config.watchdog.weight_sync_seconds
     words = ["--config-name", options.config_name, *options.overrides]
     command = [sys.executable, "-m", "recipe.sam_dapo.main_dapo", *words]
     origin = go_on(config, options.accept_changes)
     made_by = {"command": shlex.join(["sam", "run", *words])} | known()
-    (run_directory / "versions.json").write_text(json.dumps(made_by, indent=2) + "\n")
-    progress = Progress(run_directory, config.trainer.total_training_steps, step_of(origin) if origin else 0)
+    with replacing(run_directory / "versions.json") as partial:
+        partial.write_text(json.dumps(made_by, indent=2) + "\n")
+    first = step_of(origin) if origin else 0
+    progress = Progress(run_directory, config.trainer.total_training_steps, first)
     ending = supervisor.supervise(command, run_directory, sync_seconds, origin, progress.update)
     write_last_line(run_directory, ending)
     return ending.code
@@ -102,9 +106,9 @@ def changed_settings(config: DictConfig, accept_changes: bool) -> list[str]:
     curve, others = changes(Path(config.run_dir), config)
     if curve and not accept_changes:
         holds = "holds a run that finished after" if is_over(config) else "goes on from"
-        said = f"run_dir={config.run_dir} {holds} step {step_of(folder)}, changed: {', '.join(curve)}"
+        problem = f"run_dir={config.run_dir} {holds} step {step_of(folder)}, changed: {', '.join(curve)}"
         remedy = "set it as it was, choose another run_dir=, or add --accept-changes"
-        raise ConfigError(f"{said}: it would be another curve: {remedy} [run_dir.changed]")
+        raise ConfigError(f"{problem}: it would be another curve: {remedy} [run_dir.changed]")
     return [*curve, *others]
 
 
@@ -114,23 +118,26 @@ def go_on(config: DictConfig, accept_changes: bool) -> Path | None:
     Raises:
         ValueError: as `changed_settings`.
     """
-    run_directory, folder = Path(config.run_dir), checkpoint(config)
+    run_directory = Path(config.run_dir)
+    folder = checkpoint(config)
     step = step_of(folder) if folder else None
-    own = folder is not None and folder.is_relative_to(Path(config.trainer.default_local_dir))
+    goes_on = folder is not None and folder.is_relative_to(Path(config.trainer.default_local_dir))
     if folder is None and read_json(run_directory / STATE_FILE).get("phase") == "finished":
         say(run_directory, f"{run_directory} held a finished run, which this one replaces")
         with suppress(ValueError):  # what that one's settings were is not known
-            changed = [*itertools.chain(*changes(run_directory, config))]
-            say(run_directory, f"changed since then: {', '.join(changed) or 'nothing'}")
+            curve, others = changes(run_directory, config)
+            say(run_directory, f"changed since then: {', '.join([*curve, *others]) or 'nothing'}")
     changed = changed_settings(config, accept_changes)
     keep(run_directory, config, step)
     RunRecord(run_directory).start(0 if step is None else step + 1)  # before the screen reads of steps to be repeated
-    if config.trainer.resume_mode == "auto" and (named := newest(config)) != folder:
+    named = newest(config)
+    if config.trainer.resume_mode == "auto" and named != folder:
         say(run_directory, f"warning: {named} is damaged: the checkpoint before it is taken")
-        named.with_name(TRACKER_FILE).write_text(str(step))  # where verl looks
+        with replacing(named.with_name(TRACKER_FILE)) as partial:  # where verl looks
+            partial.write_text(str(step))
     if folder:
-        say(run_directory, f"resumed from step {step} of {run_directory if own else folder.parents[1]}")
-    if not own:
+        say(run_directory, f"resumed from step {step} of {run_directory if goes_on else folder.parents[1]}")
+    if not goes_on:
         (run_directory / "wandb" / "wandb-resume.json").unlink(missing_ok=True)  # of the run before
     if changed:
         say(run_directory, f"changed since then: {', '.join(changed)}")

@@ -23,7 +23,9 @@ class Hunk(NamedTuple):
 
     def state(self) -> str:
         content = self.path.read_text() if self.path.is_file() else ""
-        return "patched" if self.patched in content else "published" if self.published in content else "edited"
+        if self.patched in content:
+            return "patched"
+        return "published" if self.published in content else "edited"
 
 
 class Patches:
@@ -31,27 +33,33 @@ class Patches:
 
     def __init__(self, root: Path | None = None):
         spec = importlib.util.find_spec(PATCHES.parent.name)
-        self.root = root or (Path(spec.origin).parent.parent if spec and spec.origin else None)
-        found = importlib.metadata.distributions(name="vllm-ascend", path=[str(self.root)]) if self.root else ()
-        self.installed = next((one.version for one in found), None)
-        self.hunks = list(_hunks(self.root)) if self.installed == PATCHES.name else []
+        if root is None and spec is not None and spec.origin:
+            root = Path(spec.origin).parent.parent
+        self.root = root
+        packages = importlib.metadata.distributions(name="vllm-ascend", path=[str(root)]) if root else ()
+        self.installed = next((package.version for package in packages), None)
+        self.hunks = list(_hunks(root)) if self.installed == PATCHES.name else []
 
     @property
     def state(self) -> str:
         """not installed (in this version), published, patched, half patched or edited."""
-        found = {hunk.state() for hunk in self.hunks} or {"not installed"}
-        return "edited" if "edited" in found else found.pop() if len(found) == 1 else "half patched"
+        states = {hunk.state() for hunk in self.hunks} or {"not installed"}
+        if "edited" in states:
+            return "edited"
+        return states.pop() if len(states) == 1 else "half patched"
 
     def problem(self) -> str | None:
         """Why the patches are not active, in one line with its fix; None if they are."""
-        wanted, state = f"vllm-ascend=={PATCHES.name}", self.state
+        package = f"vllm-ascend=={PATCHES.name}"
+        state = self.state
+        if state == "patched":
+            return None
         if state == "not installed":
-            return f"{wanted} is not installed here, but {self.installed}: run this with the Python that has it"
+            return f"{package} is not installed here, but {self.installed}: run this with the Python that has it"
         if state == "edited":
             edited = next(hunk.path.relative_to(self.root) for hunk in self.hunks if hunk.state() == state)
-            return f"{edited} is neither as published nor as patched: save your changes, reinstall {wanted}"
-        apply = f"{wanted} is not patched ({state}): run python -m recipe.sam_dapo.patch apply"
-        return None if state == "patched" else apply
+            return f"{edited} is neither as published nor as patched: save your changes, reinstall {package}"
+        return f"{package} is not patched ({state}): run python -m recipe.sam_dapo.patch apply"
 
     def status(self) -> str:
         """The state of the package, in one line."""
@@ -73,9 +81,12 @@ def _hunks(root: Path) -> Iterator[Hunk]:
     for patch in sorted(PATCHES.glob("*.patch")):
         for file in re.split(r"^--- a/", patch.read_text(), flags=re.MULTILINE)[1:]:
             head, *bodies = re.split(r"^@@.*\n", file, flags=re.MULTILINE)
-            for lines in (body.splitlines(keepends=True) for body in bodies):
-                texts = ("".join(one[1:] for one in lines if one[0] != left_out) for left_out in "+-")
-                yield Hunk(root / head.splitlines()[0], *texts)
+            path = root / head.splitlines()[0]
+            for body in bodies:
+                lines = body.splitlines(keepends=True)
+                published = "".join(line[1:] for line in lines if line[0] != "+")
+                patched = "".join(line[1:] for line in lines if line[0] != "-")
+                yield Hunk(path, published, patched)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -84,8 +95,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("command", choices=["status", "apply", "revert"])
     parser.add_argument("--root", type=Path, help="folder that holds the package (default: this interpreter's)")
     options = parser.parse_args(arguments)
-    patches, wanted = Patches(options.root), {"apply": "patched", "revert": "published"}.get(options.command)
-    return run_command(lambda: patches.change(wanted) if wanted else patches.status())
+    patches = Patches(options.root)
+    if options.command == "status":
+        return run_command(patches.status)
+    wanted = {"apply": "patched", "revert": "published"}[options.command]
+    return run_command(lambda: patches.change(wanted))
 
 
 if __name__ == "__main__":

@@ -2,9 +2,11 @@
 with `+routing=context` beside it.
 
 verl loads this module with itself, in all its processes (sam/verl_door.py). Here it only gives OmegaConf what
-`${sam:...}` stands for, and the recipe's runs a name (SESSION of recipe.sam_dapo.rollout). Where such a value is read
-in the process that trains, and in the recipe's, verl is given this project's servers, and its trainer shares text
-between replicas and logs `rollout/...`. Other runs are verl's own.
+`${sam:...}` stands for, and the recipe's runs a name (SESSION of recipe.sam_dapo.rollout).
+
+`join_verl` gives verl this project's servers, and has its trainer share text between replicas and log `rollout/...`:
+the recipe calls it. verl's own scripts call nothing of this project between the import of their trainer and its start;
+there the config's first `${sam:...}` does, in the process that trains. Other runs are verl's own.
 """
 
 import functools
@@ -23,7 +25,7 @@ from ray.runtime_context import RuntimeContext
 
 from recipe.sam_dapo import patches_of_verl  # noqa: F401 - registers what is replaced here
 from recipe.sam_dapo.arguments import did_you_mean
-from recipe.sam_dapo.launch import routing, sharing
+from recipe.sam_dapo.launch import routing, sharing, speculation
 from recipe.sam_dapo.rollout import SESSION
 from sam.config import SpeculationConfig
 from sam.patching import wrap
@@ -32,37 +34,15 @@ from sam.switch.step_cost import StepCost
 TRAINER = "verl.trainer.ppo.v1.trainer_base"
 
 
-def resolved(config: DictConfig) -> SpeculationConfig:
-    """The section `speculation` of a config, with sharing=replicas or none in place of auto.
-
-    Raises:
-        ValueError: an unknown key, a value outside its range, or an engine or trainer that it is not for.
-    """
-    engine, is_v1 = config.actor_rollout_ref.rollout.name, config.trainer.use_v1
-    if engine != "vllm":
-        raise ValueError(f"actor_rollout_ref.rollout.name={engine}: speculation drafts in vllm: set it to vllm")
-    if not is_v1:
-        raise ValueError(f"trainer.use_v1={is_v1}: speculation needs verl's V1 trainers: set it to true")
-    if "speculation" not in config:
-        raise ValueError("routing is given without speculation: add +speculation=sam, or +speculation=off")
-    if "routing" in config:
-        routing.check(config)
-    section = OmegaConf.to_container(config.speculation, resolve=True)
-    return sharing.resolve(config, SpeculationConfig.from_dict(section))
-
-
-def _answer(name: str, *, _root_: DictConfig) -> DictConfig | None:
-    """`${sam:speculative_config}`, null without speculation, and `${sam:settings}`."""
-    from recipe.sam_dapo.launch.config import engine_arguments
-
-    speculation = resolved(_root_)
+def _read(name: str, *, _root_: DictConfig) -> DictConfig | None:
+    """What a config of verl's has in place of `${sam:name}`."""
+    value = speculation.value_of(name, _root_)
     if TRAINER in sys.modules:
         join_verl(sys.modules[TRAINER].PPOTrainer)
-    value = speculation.to_dict() if name == "settings" else engine_arguments(_root_, speculation).get(name)
-    return value and OmegaConf.create(value)
+    return value
 
 
-OmegaConf.register_new_resolver("sam", _answer, replace=True)
+OmegaConf.register_new_resolver("sam", _read, replace=True)
 
 
 def refuse(error: object) -> None:
@@ -78,9 +58,10 @@ def check_words(words: Iterable[str]) -> None:
     """
     known = [field.name for field in fields(SpeculationConfig)]
     for word in words:
-        if (found := re.match(r"[+~]*speculation\.([^.=@]+)=", word)) and found[1] not in known:
-            meant = did_you_mean(found[1], known) or f"the keys are {', '.join(known)}"
-            refuse(f"speculation.{found[1]} is unknown: {meant}")
+        key = re.match(r"[+~]*speculation\.([^.=@]+)=", word)
+        if key and key[1] not in known:
+            meant = did_you_mean(key[1], known) or f"the keys are {', '.join(known)}"
+            refuse(f"speculation.{key[1]} is unknown: {meant}")
 
 
 class Check(Callback):
@@ -89,17 +70,22 @@ class Check(Callback):
 
     def on_job_start(self, config: DictConfig, **_: Any) -> None:
         try:
-            speculation = resolved(config)
-            if speculation.step_cost is not None:
-                StepCost.load(Path(speculation.step_cost))
+            step_cost = speculation.resolved(config).step_cost
+            if step_cost is not None:
+                StepCost.load(Path(step_cost))
         except (ValueError, OmegaConfBaseException) as error:
             refuse(error)
 
 
 check_words(sys.argv[1:])
 
-if session := os.environ.get(SESSION):  # of a run of the recipe
-    wrap(RuntimeContext, "get_job_id", "name_job", lambda get, context: get(context) + session)
+
+def _with_session(get_job_id: Callable, context: RuntimeContext) -> str:
+    return get_job_id(context) + os.environ[SESSION]
+
+
+if os.environ.get(SESSION):  # of a run of the recipe
+    wrap(RuntimeContext, "get_job_id", "name_job", _with_session)
 
 
 @functools.cache
@@ -137,8 +123,10 @@ def _start(start: Callable, trainer) -> None:
         routing.connect(trainer.config)
         router.write_config(trainer.config)
     start()
-    trainer.sam_steps, trainer.sam_routing, trainer.sam_log = [], {}, None  # an actor ends when nobody holds its handle
-    if resolved(trainer.config).sharing == "replicas":
+    trainer.sam_steps = []
+    trainer.sam_routing = {}
+    trainer.sam_log = None  # held, since an actor ends when nobody holds its handle
+    if speculation.resolved(trainer.config).sharing == "replicas":
         trainer.sam_log = server.share_text(sharing.needed_mib(trainer.config))
 
 
@@ -146,8 +134,9 @@ def _client(get: Callable, trainer) -> Any:
     """verl's client of the servers, or the one that tells the recipe's router how long responses are."""
     from recipe.sam_dapo.rollout.client import RoutedClient
 
-    is_routed = routing.is_routed(trainer.config)
-    return trainer.llm_server_manager.get_client(client_cls=RoutedClient) if is_routed else get()
+    if routing.is_routed(trainer.config):
+        return trainer.llm_server_manager.get_client(client_cls=RoutedClient)
+    return get()
 
 
 def _take_steps(step: Callable, trainer, *_) -> Any:
@@ -159,7 +148,8 @@ def _take_steps(step: Callable, trainer, *_) -> Any:
 
     router.read_history(trainer)
     batch = step()
-    trainer.sam_steps, trainer.sam_routing = server.take_steps(), router.take_metrics(trainer)
+    trainer.sam_steps = server.take_steps()
+    trainer.sam_routing = router.take_metrics(trainer)
     return batch
 
 
@@ -175,7 +165,7 @@ def _forget_steps(validate: Callable, trainer) -> dict[str, float]:
 
 def _add_metrics(compute: Callable, trainer, batch, metrics: dict[str, float], *_) -> None:
     """verl's metrics, and those of the engine steps that the training step took."""
-    from recipe.sam_dapo.record import rollout_metrics
+    from recipe.sam_dapo.record.metrics import rollout_metrics
 
     compute()
     metrics.update(trainer.sam_routing)

@@ -21,7 +21,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from recipe.sam_dapo.launch.config import compose_config
-from recipe.sam_dapo.record import differences
+from recipe.sam_dapo.record.settings import differences
 from tests.end_to_end.runs import MINUTES, end, log_of, metrics, responses, start, wait_for_step
 
 CONFIGS = ("dapo_qwen3_32b", "dapo_qwen3_32b_128die", "dapo_qwen3_235b")

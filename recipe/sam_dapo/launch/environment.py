@@ -51,21 +51,32 @@ CPU_WORKERS = {"TOKENIZERS_PARALLELISM": "true", "VLLM_LOGGING_LEVEL": "WARN", "
 # What a Ray that runs already does not inherit from here: OFFLINE, and wandb's, which verl calls in an actor.
 # Not its key: a runtime_env can be read in Ray's dashboard and logs.
 FORWARDED = (
-    "WANDB_RUN_ID WANDB_RESUME WANDB_RUN_GROUP WANDB_JOB_TYPE WANDB_TAGS WANDB_DIR WANDB_MODE WANDB_ENTITY "
-    "WANDB_BASE_URL VLLM_USE_V2_MODEL_RUNNER"
-).split() + list(OFFLINE)
+    *OFFLINE,
+    "VLLM_USE_V2_MODEL_RUNNER",
+    "WANDB_BASE_URL",
+    "WANDB_DIR",
+    "WANDB_ENTITY",
+    "WANDB_JOB_TYPE",
+    "WANDB_MODE",
+    "WANDB_RESUME",
+    "WANDB_RUN_GROUP",
+    "WANDB_RUN_ID",
+    "WANDB_TAGS",
+)
 
 
 def ray_runtime_env(config: DictConfig) -> dict:
     """Ray's `runtime_env` of a run, after `prepare`: verl's variables for all its processes, wandb's, and a CPU's."""
+    names = list(FORWARDED)
     if config.trainer.device == "cpu":
-        names, own = [*FORWARDED, *CPU], {name: CPU_WORKERS[name] for name in CPU_WORKERS.keys() - os.environ.keys()}
+        names += CPU
+        verls = {name: value for name, value in CPU_WORKERS.items() if name not in os.environ}
     else:
         from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
-        names, own = FORWARDED, get_ppo_ray_runtime_env(config)["env_vars"]
+        verls = get_ppo_ray_runtime_env(config)["env_vars"]
     forwarded = {name: os.environ[name] for name in names if name in os.environ}
-    return {"env_vars": {**own, **forwarded, "TRANSFER_QUEUE_ENABLE": "1"}, "working_dir": None}
+    return {"env_vars": {**verls, **forwarded, "TRANSFER_QUEUE_ENABLE": "1"}, "working_dir": None}
 
 
 def has_wandb_key() -> bool:
@@ -79,7 +90,8 @@ def has_wandb_key() -> bool:
 
 def cpu_variables(config: DictConfig) -> dict[str, str]:
     """CPU, with the threads of `machine.threads`, and with compiled engines where rollout.enforce_eager is off."""
-    variables = {**CPU, "OMP_NUM_THREADS": str(config.machine.threads or len(os.sched_getaffinity(0)))}
+    threads = config.machine.threads or len(os.sched_getaffinity(0))
+    variables = CPU | {"OMP_NUM_THREADS": str(threads)}
     if not config.actor_rollout_ref.rollout.enforce_eager:
         del variables["TORCHDYNAMO_DISABLE"]
     return variables
@@ -96,11 +108,13 @@ def prepare(config: DictConfig, folder: Path) -> None:
         "WANDB_DIR": str(config.run_dir),
         "WANDB_RESUME": "auto",
     }
-    os.environ["TMPDIR"] = defaults["VLLM_RPC_BASE_PATH"] = str(folder)
+    os.environ["TMPDIR"] = str(folder)
+    defaults["VLLM_RPC_BASE_PATH"] = str(folder)
     if not has_wandb_key():
         defaults["WANDB_MODE"] = "offline"
     if not os.access(Path.home(), os.W_OK):  # below it libraries keep things
-        (home := folder / "home").mkdir(exist_ok=True)
+        home = folder / "home"
+        home.mkdir(exist_ok=True)
         os.environ["HOME"] = str(home)
         defaults |= {"XDG_CACHE_HOME": str(home / ".cache"), "XDG_CONFIG_HOME": str(home / ".config")}
     if config.trainer.device == "cpu":

@@ -40,7 +40,8 @@ def start(folder: Path, modules: list[str], environment: dict[str, str]) -> Path
         An executable that takes Python's arguments. It exits with the code of the process, or 1 for one that ends
         without ending Python: killed, or by os._exit.
     """
-    address, executable = folder / "fork", folder / "python"
+    address = folder / "fork"
+    executable = folder / "python"
     client = shlex.join([sys.executable, "-I", "-S", __file__, str(address)])  # by path: it starts in milliseconds
     executable.write_text(f'#!/bin/sh\nexec {client} "$@"\n')
     executable.chmod(0o700)
@@ -61,8 +62,9 @@ def _client(address: str, arguments: list[str]) -> int:
     descriptors = [int(name) for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")]
     request = {"arguments": arguments, "environment": dict(os.environ), "directory": os.getcwd()}
     message = json.dumps({**request, "descriptors": descriptors}).encode() + b"\n"
-    connection, process = socket.socket(socket.AF_UNIX), ""
+    connection = socket.socket(socket.AF_UNIX)
     numbers = connection.makefile("r")  # without any where the other side has ended, as when it is killed
+    process = ""
     with suppress(OSError):
         connection.connect(address)
         socket.send_fds(connection, [b"\n"], descriptors)
@@ -98,30 +100,28 @@ def _become(connection: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _, received, _, _ = socket.recv_fds(connection, 1, MAX_DESCRIPTORS)
     request = json.loads(connection.makefile("rb").readline())
-    arguments, environment, numbers = request["arguments"], request["environment"], request["descriptors"]
-    # The received descriptors get the numbers that they have in the client, the connection a free one.
-    above = max(numbers) + 1
-    own, *parked = (fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, above) for one in (connection.detach(), *received))
-    os.closerange(0, above)
-    for source, target in zip(parked, numbers, strict=True):
-        os.dup2(source, target)
-        os.close(source)
-    connection = socket.socket(fileno=own)
+    arguments = request["arguments"]
+    environment = request["environment"]
+    connection = _with_numbers_of_client(connection, received, request["descriptors"])
     # As the interpreter takes them: `[options] -c code ...` or `[options] script ...`.
-    del arguments[: next(place for place, one in enumerate(arguments) if one == "-c" or one[0] != "-")]
-    if is_code := arguments[0] == "-c":
+    while arguments[0] != "-c" and arguments[0].startswith("-"):
+        del arguments[0]
+    is_code = arguments[0] == "-c"
+    if is_code:
         # The library looks for the title's memory beside the environment's, at the first call. Not in Ray's workers,
         # whose own copy would then find nothing.
         importlib.import_module("setproctitle").getproctitle()
     os.environ.clear()
     os.environ.update(environment)
-    if "torch" in sys.modules and (threads := environment.get("OMP_NUM_THREADS", "")).isdigit():
+    threads = environment.get("OMP_NUM_THREADS", "")
+    if "torch" in sys.modules and threads.isdigit():
         sys.modules["torch"].set_num_threads(int(threads))  # OpenMP and MKL have read ONE_THREAD and do not look again
     os.chdir(request["directory"])
     connection.sendall(f"{os.getpid()}\n".encode())
-    ended, code = threading.Event(), 1
+    ended = threading.Event()
     threading.Thread(target=_die_with, args=(connection, ended), daemon=True).start()
     sys.argv = arguments
+    code = 1
     try:
         if is_code:
             source = arguments.pop(1)
@@ -135,6 +135,18 @@ def _become(connection: socket.socket) -> None:
     finally:
         ended.set()
         connection.sendall(f"{code % 256}\n".encode())
+
+
+def _with_numbers_of_client(connection: socket.socket, received: list[int], numbers: list[int]) -> socket.socket:
+    """Give the received descriptors the numbers that they have in the client, and the connection a free one."""
+    above = max(numbers) + 1
+    moved = fcntl.fcntl(connection.detach(), fcntl.F_DUPFD_CLOEXEC, above)
+    parked = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, above) for descriptor in received]
+    os.closerange(0, above)
+    for source, target in zip(parked, numbers, strict=True):
+        os.dup2(source, target)
+        os.close(source)
+    return socket.socket(fileno=moved)
 
 
 def _die_with(client: socket.socket, ended: threading.Event) -> None:

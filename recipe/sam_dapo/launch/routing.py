@@ -32,8 +32,10 @@ def connect(config: DictConfig) -> None:
 
 def check(config: DictConfig) -> None:
     """Raise ValueError unless the `routing` section and verl's key of a router fit each other and the run."""
-    routing, own = config.routing, config.actor_rollout_ref.rollout.router_config_path
-    mode, chunk = config.trainer.v1.trainer_mode, f"routing.chunk_tokens={routing.chunk_tokens}"
+    routing = config.routing
+    own = config.actor_rollout_ref.rollout.router_config_path
+    mode = config.trainer.v1.trainer_mode
+    chunk = f"routing.chunk_tokens={routing.chunk_tokens}"
     if routing.policy not in POLICIES:
         raise ValueError(f"routing.policy={routing.policy!r}: expected one of {', '.join(POLICIES)}")
     RoutingSettings(routing.chunk_tokens)
@@ -62,10 +64,12 @@ def check(config: DictConfig) -> None:
 
 def describe(config: DictConfig) -> str:
     """One line about a config that is composed."""
-    routing, own = config.routing, config.actor_rollout_ref.rollout.router_config_path
+    routing = config.routing
+    own = config.actor_rollout_ref.rollout.router_config_path
+    if routing.policy == "verl" and own is not None:
+        return f"the router that {own} names"
     if routing.policy == "verl":
-        verls = "verl's balancer (routing=context: the recipe's router)"
-        return verls if own is None else f"the router that {own} names"
+        return "verl's balancer (routing=context: the recipe's router)"
     chunks = f"chunks of {routing.chunk_tokens} tokens" if routing.chunk_tokens else "whole responses"
     return f"context, {chunks} (routing=verl: verl's balancer)"
 
@@ -74,8 +78,9 @@ def _check_router(path: str) -> None:
     """Raise ValueError unless a file for verl names a router whose module is installed."""
     if not Path(path).is_file():
         raise ValueError(f"{ROUTER_KEY}={path}: no such file: name a YAML file with router_class, or leave it null")
-    named, found = str(OmegaConf.load(path).get("router_class")), None
+    name = str(OmegaConf.load(path).get("router_class"))
+    module = None
     with suppress(ImportError):
-        found = importlib.util.find_spec(named.rpartition(".")[0] or "no module")
-    if found is None:
-        raise ValueError(f"{ROUTER_KEY}={path}: its router_class {named} is not in an installed module: correct it")
+        module = importlib.util.find_spec(name.rpartition(".")[0] or "no module")
+    if module is None:
+        raise ValueError(f"{ROUTER_KEY}={path}: its router_class {name} is not in an installed module: correct it")

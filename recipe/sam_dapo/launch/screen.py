@@ -21,19 +21,13 @@ from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
 from recipe.sam_dapo.launch.config import ConfigError
-from recipe.sam_dapo.record import (
-    CONFIG_FILE,
-    METRICS_FILE,
-    ROLLOUT,
-    STATE_FILE,
-    VALIDATING,
-    read_json,
-    read_metrics,
-)
+from recipe.sam_dapo.record import ROLLOUT, STATE_FILE, VALIDATING, read_json, read_metrics
 from sam.command import CLEAR
 from sam.log import LINE
+from sam.record.responses import CONFIG_FILE, METRICS_FILE
 
-LOG_FILE, ERROR_FILE = "train.log", "error.txt"  # the latter, in the private folder: the exception that ends a run
+LOG_FILE = "train.log"
+ERROR_FILE = "error.txt"  # in the private folder: the exception that ends a run
 LONGEST_REASON = 400  # characters
 # Titles set with setproctitle: a run cannot go on without any of these processes.
 ROLES = {
@@ -52,7 +46,8 @@ FULL_DISK = re.compile(
     r"|inline_container.*unexpected pos"  # what torch.save says last
 )
 EXCEPTION_LINE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception)\b(?!\().*", re.MULTILINE)
-TRACKER_FILE, LAST_FILE = "latest_checkpointed_iteration.txt", "data.pt"
+TRACKER_FILE = "latest_checkpointed_iteration.txt"
+LAST_FILE = "data.pt"
 FOLDER = re.compile(r"global_step_\d+")
 OTHERWISE = (
     "put it back, name another with trainer.resume_mode=resume_path trainer.resume_from_path=FOLDER, or begin again "
@@ -66,6 +61,7 @@ SHOWN = {
     "response_length/mean": "response {:.0f} tokens",
     "rollout/spec_accept_length": "acceptance length {:.2f}",
 }
+OFFLINE = "wandb/offline-run-*"  # in the run's directory, of a run without wandb's key
 LINE_SECONDS = 60.0  # between lines on what goes on, where the screen is a file
 
 
@@ -74,8 +70,11 @@ class Progress:
     and then. `first`: the step that a resumed run goes on from."""
 
     def __init__(self, run_directory: Path, total_steps: int | None, first: int = 0):
-        self.run_directory, self.of_all, self.step = run_directory, f" of {total_steps}" * bool(total_steps), first
-        self.said, self.read = set(), Counter()
+        self.run_directory = run_directory
+        self.total_steps = total_steps
+        self.step = first
+        self.shown: set[str] = set()  # lines
+        self.read_bytes = Counter()  # of each file
         self.moving = ""
         self.next_line = time.monotonic() + LINE_SECONDS
         self._new_lines(LOG_FILE)
@@ -87,18 +86,22 @@ class Progress:
         if is_outside_steps(phase):
             self._say(phase)
         for row in map(json.loads, self._new_lines(METRICS_FILE).splitlines()):
-            if (step := row["step"]) > self.step:
-                self.step, shown = step, [text.format(row[key]) for key, text in SHOWN.items() if key in row]
-                self._say(f"training: step {step}{self.of_all}: {', '.join(shown)}")
-        for said in LINE.findall(self._new_lines(LOG_FILE)):
-            self._say(f"warning: {': '.join(said)}")
+            if row["step"] > self.step:
+                self.step = row["step"]
+                self._say(f"training: {self._place()}: {figures_of(row)}")
+        for parts in LINE.findall(self._new_lines(LOG_FILE)):
+            self._say(f"warning: {': '.join(parts)}")
         if phase != "finished":
             self._move(progress_of(state, self.step + 1, time.time()))
 
+    def _place(self) -> str:
+        """Which of all steps the last one was, where their number is known."""
+        return f"step {self.step} of {self.total_steps}" if self.total_steps else f"step {self.step}"
+
     def _say(self, line: str) -> None:
         """Each line once."""
-        if line not in self.said:
-            self.said.add(line)
+        if line not in self.shown:
+            self.shown.add(line)
             self.moving = ""
             print_line(line, sys.stderr)
 
@@ -116,13 +119,18 @@ class Progress:
     def _new_lines(self, name: str) -> str:
         """What has been appended to a file since the last call; all of one that was written anew."""
         with suppress(FileNotFoundError), open(self.run_directory / name, "rb") as file:
-            if file.seek(0, 2) < self.read[name]:
-                self.read[name] = 0
-            file.seek(self.read[name])
+            if file.seek(0, 2) < self.read_bytes[name]:
+                self.read_bytes[name] = 0
+            file.seek(self.read_bytes[name])
             lines, newline, _ = file.read().rpartition(b"\n")
-            self.read[name] += len(lines + newline)
+            self.read_bytes[name] += len(lines + newline)
             return lines.decode(errors="replace")
         return ""
+
+
+def figures_of(row: dict[str, float]) -> str:
+    """What the screen says of a step's metrics."""
+    return ", ".join(text.format(row[key]) for key, text in SHOWN.items() if key in row)
 
 
 def print_line(line: str, screen: TextIO) -> None:
@@ -162,7 +170,8 @@ def newest(config: DictConfig) -> Path | None:
     trainer = config.trainer
     if trainer.resume_mode == "resume_path":
         return Path(trainer.resume_from_path or "").absolute()
-    if trainer.resume_mode == "auto" and (tracker := Path(trainer.default_local_dir) / TRACKER_FILE).is_file():
+    tracker = Path(trainer.default_local_dir) / TRACKER_FILE
+    if trainer.resume_mode == "auto" and tracker.is_file():
         return tracker.with_name(f"global_step_{tracker.read_text().strip()}")
     return None
 
@@ -175,7 +184,8 @@ def checkpoint(config: DictConfig) -> Path | None:
         return folder
     if config.trainer.resume_mode == "auto":
         limit = step_of(folder) if FOLDER.fullmatch(folder.name) else math.inf
-        before = [one for one in folder.parent.glob("global_step_*") if is_whole(one) and step_of(one) < limit]
+        others = filter(is_whole, folder.parent.glob("global_step_*"))
+        before = [other for other in others if step_of(other) < limit]
         if before:
             return max(before, key=step_of)
     raise ConfigError(
@@ -189,8 +199,10 @@ def is_whole(folder: Path) -> bool:
     parts = [*folder.rglob("*.pt")]
     if not FOLDER.fullmatch(folder.name) or folder / LAST_FILE not in parts or not any(folder.glob("actor/*")):
         return False
-    of_ranks = Counter(re.findall(r"(.+_world_size_(\d+)_rank_)", "\n".join(map(str, parts))))
-    return all(map(is_zipfile, parts)) and all(count == int(ranks) for (_, ranks), count in of_ranks.items())
+    if not all(map(is_zipfile, parts)):
+        return False
+    by_kind = Counter(re.findall(r"(.+_world_size_(\d+)_rank_)", "\n".join(map(str, parts))))
+    return all(count == int(ranks) for (_, ranks), count in by_kind.items())
 
 
 def step_of(folder: Path) -> int:
@@ -201,7 +213,8 @@ def step_of(folder: Path) -> int:
 def resumes_after(run_directory: Path) -> int | None:
     """The step after which the same command would go on; None where it would not."""
     with suppress(Exception):  # YAML's and OmegaConf's, which share no class, and ConfigError
-        if folder := checkpoint(OmegaConf.load(run_directory / CONFIG_FILE)):
+        folder = checkpoint(OmegaConf.load(run_directory / CONFIG_FILE))
+        if folder:
             return step_of(folder)
     return None
 
@@ -238,14 +251,7 @@ def failed(code: int, dead: dict[str, str], text: str, run_directory: Path, orig
     if lost := re.search(r"\bNodeLostError: (.+)", text):
         return Ending(code, lost[1], "start Ray there again, or on another node")
     if dead or is_death(text):
-        # vLLM's message says the engine's, Ray's has the actor's class, and the address of another node.
-        said = ROLES["VLLM::EngineCore"] if "EngineDeadError" in text else None
-        if name := re.search(r"\bclass_name: ([\w.:<>]+)", text):
-            said = role_of(f"ray::{name[1].rpartition('.')[2]}") or name[1]
-        address = None if dead else re.search(r"^\s*ip: ([\w.:<>]+)", text, re.MULTILINE)
-        died = dead.get(said) or next(iter(dead.values()), said or "a process of Ray")
-        reason = f"{died} was killed or crashed" + (f" on {address[1]}" if address else "")
-        return Ending(code, reason, "if nobody killed it, the log says more: often memory")
+        return Ending(code, _death(dead, text), "if nobody killed it, the log says more: often memory")
     if origin and "load_checkpoint" in text:
         return Ending(code, f"{origin} cannot be loaded ({_exception(text)})", OTHERWISE, repeats=False)
     if text:
@@ -255,28 +261,50 @@ def failed(code: int, dead: dict[str, str], text: str, run_directory: Path, orig
     return Ending(code, f"the run ended with exit code {code}")
 
 
+def _death(dead: dict[str, str], text: str) -> str:
+    """Which process died, and on which other node: vLLM's message says the engine's, Ray's has the actor's class."""
+    role = ROLES["VLLM::EngineCore"] if "EngineDeadError" in text else None
+    class_name = re.search(r"\bclass_name: ([\w.:<>]+)", text)
+    if class_name:
+        role = role_of(f"ray::{class_name[1].rpartition('.')[2]}") or class_name[1]
+    if dead:
+        first = next(iter(dead.values()))
+        return f"{dead.get(role, first)} was killed or crashed"
+    address = re.search(r"^\s*ip: ([\w.:<>]+)", text, re.MULTILINE)
+    place = f" on {address[1]}" if address else ""
+    return f"{role or 'a process of Ray'} was killed or crashed{place}"
+
+
 def _exception(text: str) -> str:
     """The last line of an exception; a ConfigError's is one by itself."""
-    said = (EXCEPTION_LINE.findall(text) or text.strip().splitlines())[-1].strip()
-    said = said.removeprefix(f"{ConfigError.__module__}.{ConfigError.__name__}: ")
-    return said if len(said) <= LONGEST_REASON else said[: LONGEST_REASON - 3] + "..."
+    lines = EXCEPTION_LINE.findall(text) or text.strip().splitlines()
+    line = lines[-1].strip().removeprefix(f"{ConfigError.__module__}.{ConfigError.__name__}: ")
+    return line if len(line) <= LONGEST_REASON else line[: LONGEST_REASON - 3] + "..."
 
 
 def last_line(run_directory: Path, ending: Ending) -> str:
     """One line for the screen and the log."""
-    log, done = run_directory / LOG_FILE, max(read_metrics(run_directory), default=0)
+    log = run_directory / LOG_FILE
+    done = max(read_metrics(run_directory), default=0)
     if ending.reason is None:
-        is_offline = any(run_directory.glob(offline := "wandb/offline-run-*"))
-        upload = f"; upload it: wandb sync {run_directory / offline}" * is_offline
-        return f"finished after {done} steps; log: {log}; look at it: sam report {run_directory}{upload}"
-    saved = resumes_after(run_directory)
-    begins = "starts from the beginning (no checkpoint to go on from)"
-    again = f"the same command {begins if saved is None else f'goes on after step {saved}'}"
+        line = f"finished after {done} steps; log: {log}; look at it: sam report {run_directory}"
+        if any(run_directory.glob(OFFLINE)):
+            line += f"; upload it: wandb sync {run_directory / OFFLINE}"
+        return line
     is_starting = read_json(run_directory / STATE_FILE).get("phase", "starting").startswith("starting")
     when = "while starting" if is_starting else f"in step {done + 1}"
     sign = "" if ending.code == 130 else "error: "
-    do = "; then ".join(filter(None, (ending.advice, again * ending.repeats)))
-    return f"{sign}{ending.reason}, {when}; log: {log}; {do}"
+    remedies = [ending.advice] if ending.advice else []
+    if ending.repeats:
+        remedies.append(f"the same command {_what_repeating_does(run_directory)}")
+    return f"{sign}{ending.reason}, {when}; log: {log}; {'; then '.join(remedies)}"
+
+
+def _what_repeating_does(run_directory: Path) -> str:
+    saved = resumes_after(run_directory)
+    if saved is None:
+        return "starts from the beginning (no checkpoint to go on from)"
+    return f"goes on after step {saved}"
 
 
 def write_last_line(run_directory: Path, ending: Ending, screen: TextIO | None = None) -> None:

@@ -16,19 +16,22 @@ def resolve(config: DictConfig, speculation: SpeculationConfig) -> SpeculationCo
     shares = speculation.sharing == "replicas"
     if speculation.sharing == "auto":
         shares = speculation.scope != "request" and replicas(config) > 1
-    return replace(speculation, sharing="replicas" if shares and speculation.method in METHODS else "none")
+    if speculation.method not in METHODS:
+        shares = False
+    return replace(speculation, sharing="replicas" if shares else "none")
 
 
 def replicas(config: DictConfig) -> int:
     """Of the rollout, as verl counts them: on the devices that train and, apart from these, on the rollout's own."""
-    actor, trainer = config.actor_rollout_ref, config.trainer
-    rollout = actor.rollout
-    one = rollout.tensor_model_parallel_size * rollout.data_parallel_size
-    one *= rollout.get("pipeline_model_parallel_size") or 1
-    trains, own = (part.nnodes * part.n_gpus_per_node // one for part in (trainer, rollout))
+    trainer = config.trainer
+    rollout = config.actor_rollout_ref.rollout
+    devices = rollout.tensor_model_parallel_size * rollout.data_parallel_size  # of a replica
+    devices *= rollout.get("pipeline_model_parallel_size") or 1
+    beside_training = trainer.nnodes * trainer.n_gpus_per_node // devices
     if trainer.v1.trainer_mode != "separate_async":
-        return trains
-    return own + (trains if actor.hybrid_engine else 0)
+        return beside_training
+    apart = rollout.nnodes * rollout.n_gpus_per_node // devices
+    return apart + beside_training if config.actor_rollout_ref.hybrid_engine else apart
 
 
 def needed_mib(config: DictConfig) -> int:
@@ -38,16 +41,21 @@ def needed_mib(config: DictConfig) -> int:
     # verl's own default is null, and to an asynchronous trainer, which is some batches ahead, it gives them one by one.
     prompts = max(config.data.gen_batch_size or 0, config.data.train_batch_size)
     trainer = config.trainer.v1
-    prompts *= 1 + (trainer.get(trainer.trainer_mode) or {}).get("num_warmup_batches", 0)
-    return math.ceil(most_bytes(prompts, config.actor_rollout_ref.rollout.n, config.data.max_response_length) / MIB)
+    batches_ahead = (trainer.get(trainer.trainer_mode) or {}).get("num_warmup_batches", 0)
+    prompts *= 1 + batches_ahead
+    size = most_bytes(prompts, config.actor_rollout_ref.rollout.n, config.data.max_response_length)
+    return math.ceil(size / MIB)
 
 
 def describe(config: DictConfig) -> str:
     """One line about a config that is composed."""
-    count, ranks = replicas(config), config.actor_rollout_ref.rollout.data_parallel_size
-    all_replicas = f"{count} replica{'s' * (count != 1)}" + f" of {ranks} data-parallel ranks" * (ranks > 1)
+    count = replicas(config)
+    ranks = config.actor_rollout_ref.rollout.data_parallel_size
+    all_replicas = "1 replica" if count == 1 else f"{count} replicas"
+    if ranks > 1:
+        all_replicas += f" of {ranks} data-parallel ranks"
     if config.speculation.sharing != "replicas":
-        own = "data-parallel rank" if ranks > 1 else "replica"  # each rank is an engine of its own, with a drafter
-        return f"none, drafters see the text of their own {own} ({all_replicas})"
+        engine = "data-parallel rank" if ranks > 1 else "replica"  # each rank has a drafter
+        return f"none, drafters see the text of their own {engine} ({all_replicas})"
     seen = "see each other's text" if count * ranks > 1 else "has no other to share with"
     return f"{all_replicas} {seen}, in {needed_mib(config)} MiB at most (speculation.sharing=none: without)"

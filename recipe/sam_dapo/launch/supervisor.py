@@ -31,13 +31,17 @@ from recipe.sam_dapo.record import LOCK_FILE, STATE_FILE, read_json
 
 VARIABLE = "RECIPE_RUN_SCRATCH"  # names a private folder to the processes of the run
 # What processes that are killed leave in memory: Python's, torch's and verl's.
-SHARED_MEMORY, SHARED_NAMES = Path("/dev/shm"), ("psm_*", "sem.*", "torch_*", "verl_weights_*")
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+SHARED_MEMORY = Path("/dev/shm")
+SHARED_NAMES = ("psm_*", "sem.*", "torch_*", "verl_weights_*")
+LOCK_BYTES = 512  # of LOCK_FILE, which cannot be replaced while it is locked: one write of one size leaves it whole
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+PR_SET_CHILD_SUBREAPER = 36
 POLL_SECONDS = 0.25  # looking at the processes known to be needed
 SCAN_SECONDS = 2.0  # looking for new ones, some thirty, costs a few milliseconds
 GRACE_SECONDS = 8.0  # verl may notice by itself that a process died, and say more about it
 TERMINATE_SECONDS = 6.0
-STOPS, ORPHANED = (signal.SIGINT, signal.SIGTERM), signal.SIGUSR1
+STOPS = (signal.SIGINT, signal.SIGTERM)
+ORPHANED = signal.SIGUSR1
 
 
 def _raise_once(*numbers: int) -> None:
@@ -62,21 +66,42 @@ def _prctl(option: int, value: int) -> None:
 def lock(run_directory: Path) -> Iterator[None]:
     """Hold a run's directory, after what a killed run has left is removed; ConfigError: another run holds it."""
     run_directory.mkdir(parents=True, exist_ok=True)
-    with open(path := run_directory / LOCK_FILE, "a") as file:
+    path = run_directory / LOCK_FILE
+    path.touch()
+    with open(path, "rb+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            pid, host = map(read_json(path).get, ("pid", "host"))
+            holder = read_json(path)
             raise ConfigError(
-                f"run_dir={run_directory} is used by a run that goes on (process {pid} on {host}): wait for it, stop "
-                f"it, choose another run_dir=, or, if that node has died, remove {path}"
+                f"run_dir={run_directory} is used by a run that goes on (process {holder.get('pid')} on "
+                f"{holder.get('host')}): wait for it, stop it, choose another run_dir=, or, if that node has died, "
+                f"remove {path}"
             ) from None
         _release(run_directory)
-        path.write_text(json.dumps({"pid": os.getpid(), "host": platform.node()}))
+        _write_holder(path, {"pid": os.getpid(), "host": platform.node()})
         try:
             yield
         finally:
-            path.write_text("")  # not removed: another process may wait at it
+            file.truncate(0)  # not removed: another process may wait at it
+
+
+def _write_holder(path: Path, holder: dict) -> None:
+    """Say in LOCK_FILE who holds the run's directory, in one write."""
+    with open(path, "rb+", buffering=0) as file:
+        file.write(json.dumps(holder).ljust(LOCK_BYTES).encode())
+
+
+def exit_code_of(status: int | None) -> int:
+    """A shell's exit code for a command that failed: above 128 the signal that ended it, 1 where it still runs.
+
+    Example:
+        >>> exit_code_of(3), exit_code_of(-9), exit_code_of(None)
+        (3, 137, 1)
+    """
+    if status is None:
+        return 1
+    return 128 - status if status < 0 else status
 
 
 def supervise(
@@ -89,30 +114,33 @@ def supervise(
     """
     (run_directory / STATE_FILE).unlink(missing_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="sam-"))  # short: socket names may have 107 characters
-    watch, code, hopeless = Watch(run_directory, error := folder / ERROR_FILE, sync_seconds), None, None
+    error = folder / ERROR_FILE
+    watch = Watch(run_directory, error, sync_seconds)
     _raise_once(*STOPS)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     try:
-        held = read_json(path := run_directory / LOCK_FILE) | {"folder": str(folder), "began": time.time()}
-        path.write_text(json.dumps(held))
+        lock_file = run_directory / LOCK_FILE
+        _write_holder(lock_file, read_json(lock_file) | {"folder": str(folder), "began": time.time()})
         with open(run_directory / LOG_FILE, "ab") as log:
             environment = {**os.environ, VARIABLE: str(folder)}
             child = subprocess.Popen(command, env=environment, stdin=2, stdout=log, stderr=log, start_new_session=True)
-        while code is None and not hopeless:
+        status = None
+        hopeless = None
+        while status is None and not hopeless:
             time.sleep(POLL_SECONDS)
-            if (code := child.poll()) is None:
+            status = child.poll()
+            if status is None:
                 hopeless = watch.why_hopeless()
             with suppress(OSError, ValueError):  # a terminal that was closed, a row that a full disk has cut
                 on_poll()
-        if code == 0:
+        if status == 0:
             return Ending(0)
-        code = 128 - code if code and code < 0 else code or 1  # above 128: the signal that ended it
         text = error.read_text() if error.exists() else ""
         if hopeless and not (text or watch.dead):
             return Ending(1, hopeless)
         if is_death(text):  # of another exception they may be the consequence
             watch.find_dead()
-        return failed(code, watch.dead, text, run_directory, origin)
+        return failed(exit_code_of(status), watch.dead, text, run_directory, origin)
     except KeyboardInterrupt:
         return Ending(130, "interrupted")
     finally:
@@ -142,8 +170,9 @@ def supervised(run_directory: Path) -> Iterator[None]:
 def clear_up(run_directory: str, supervisor: int) -> None:
     """In place of the supervisor, whose end is the run's."""
     _stop(_descendants)
-    _release(path := Path(run_directory))
-    write_last_line(path, Ending(137, f"the supervisor (process {supervisor}) was killed"), screen=open(0, "w"))
+    directory = Path(run_directory)
+    _release(directory)
+    write_last_line(directory, Ending(137, f"the supervisor (process {supervisor}) was killed"), screen=open(0, "w"))
 
 
 class Watch:
@@ -151,10 +180,13 @@ class Watch:
     role), or a weight sync takes too long."""
 
     def __init__(self, run_directory: Path, error_file: Path, sync_seconds: float):
-        self.state_file, self.error_file, self.sync_seconds = run_directory / STATE_FILE, error_file, sync_seconds
+        self.state_file = run_directory / STATE_FILE
+        self.error_file = error_file
+        self.sync_seconds = sync_seconds
         self.dead: dict[str, str] = {}
         self._needed: dict[psutil.Process, str] = {}
-        self._next_scan, self._over_since = 0.0, math.inf
+        self._next_scan = 0.0
+        self._over_since = math.inf
 
     def why_hopeless(self) -> str | None:
         """One look, a few times a second; why waiting has no sense, if it has none."""
@@ -181,14 +213,16 @@ class Watch:
         and exec. Ray and vLLM set titles, the first word of a command line, with setproctitle."""
         for process in _descendants():
             with suppress(psutil.Error, OSError, IndexError):
-                if (role := role_of(process.cmdline()[0])) and time.time() - process.create_time() > SCAN_SECONDS:
+                role = role_of(process.cmdline()[0])
+                if role and time.time() - process.create_time() > SCAN_SECONDS:
                     self._needed[process] = role
 
 
 def _release(run_directory: Path) -> None:
     """End the processes of the run in LOCK_FILE, and remove its folder, sockets, shared memory, half-written files."""
-    held = read_json(run_directory / LOCK_FILE)
-    if not (folder := held.get("folder")) or not Path(folder).exists():
+    holder = read_json(run_directory / LOCK_FILE)
+    folder = holder.get("folder")
+    if not folder or not Path(folder).exists():
         return
 
     def of_this_run() -> list[psutil.Process]:
@@ -198,7 +232,7 @@ def _release(run_directory: Path) -> None:
     _stop(of_this_run)
     for partial in (*run_directory.glob("*.partial*"), *run_directory.glob("*/*.partial*")):
         partial.unlink(missing_ok=True)
-    _remove_shared_memory(held["began"])
+    _remove_shared_memory(holder["began"])
     # verl's own, always in /tmp, with recipe.sam_dapo.rollout.SESSION: a run killed in a weight sync leaves them there.
     for socket in Path("/tmp").glob(f"rl-colocate-zmq-*{Path(folder).name}*"):
         socket.unlink(missing_ok=True)
@@ -211,28 +245,31 @@ def _remove_shared_memory(since: float) -> None:
     By number and not by name: a semaphore is mapped under the name that it was made with, which is gone (glibc's
     sem_open), and a process that is spawned opens it under the one that it was given.
     """
-    found = {}
+    by_inode = {}
     for path in (path for name in SHARED_NAMES for path in SHARED_MEMORY.glob(name)):
         with suppress(OSError):
-            if (status := path.stat()).st_uid == os.getuid() and status.st_ctime >= since:
-                found[status.st_ino] = path
-    for maps in Path("/proc").glob("[0-9]*/maps") if found else ():
+            status = path.stat()
+            if status.st_uid == os.getuid() and status.st_ctime >= since:
+                by_inode[status.st_ino] = path
+    if not by_inode:
+        return
+    for maps in Path("/proc").glob("[0-9]*/maps"):
         with suppress(OSError):
-            for number in re.findall(rf" (\d+) +{SHARED_MEMORY}/", maps.read_text()):
-                found.pop(int(number), None)
-    for path in found.values():
+            for inode in re.findall(rf" (\d+) +{SHARED_MEMORY}/", maps.read_text()):
+                by_inode.pop(int(inode), None)
+    for path in by_inode.values():
         path.unlink(missing_ok=True)
 
 
 def _stop(find: Callable[[], list[psutil.Process]]) -> None:
-    """Terminate, then kill, until none is found."""
+    """Terminate, then kill, until there is none left."""
     deadline = time.monotonic() + TERMINATE_SECONDS
     for sign in (signal.SIGTERM, signal.SIGKILL):
-        while found := find():
-            for process in found:
+        while processes := find():
+            for process in processes:
                 with suppress(psutil.NoSuchProcess):
                     process.send_signal(sign)
-            psutil.wait_procs(found, timeout=1.0)
+            psutil.wait_procs(processes, timeout=1.0)
             if sign == signal.SIGTERM and time.monotonic() > deadline:
                 break
 

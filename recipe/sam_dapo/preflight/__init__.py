@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.sam_dapo.launch.config import ConfigError
-from recipe.sam_dapo.preflight import compatibility, machine, settings, vllm_command
+from recipe.sam_dapo.preflight import compatibility, device_memory, machine, settings, vllm_command
 
 # What is looked at, by name: of the config alone, of files, of this machine and its device.
 OF_CONFIG = {
     "values": compatibility.values,
     "sizes": settings.sizes,
-    "memory of a device": machine.memory_of_a_device,
+    "memory of a device": device_memory.problems,
 }
 OF_FILES = {
     "data": settings.data,
@@ -30,7 +30,8 @@ OF_IMAGE = (compatibility.packages_and_variables, vllm_command.what_verl_and_vll
 
 def check(config: DictConfig, files: bool = True) -> None:
     """Raise ConfigError with a line for each problem found."""
-    if lines := list(find_problems(config, files)):
+    lines = list(find_problems(config, files))
+    if lines:
         raise ConfigError("\n".join(lines))
 
 
@@ -59,11 +60,11 @@ def look(config: DictConfig, files: bool = True) -> Iterator[tuple[str, list[str
 
 def counted(problems: list[str]) -> str:
     """How many there are."""
-    return f"{len(problems)} problem{'' if len(problems) == 1 else 's'}"
+    return "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
 
 
 def of_this_node(content: dict, head: dict) -> list[str]:
     """Runs on a node of a cluster, in the environment that `ray start` gave its Ray."""
     config = OmegaConf.create(content)
-    found = [line for find in (OF_DEVICE | OF_FILES).values() for line in find(config)]
-    return [*found, *machine.differences(head)]
+    lines = [line for find in (OF_DEVICE | OF_FILES).values() for line in find(config)]
+    return [*lines, *machine.differences(head)]

@@ -13,7 +13,7 @@ from recipe.sam_dapo.arguments import add_config_options, with_folder
 from recipe.sam_dapo.launch import routing, sharing
 from recipe.sam_dapo.launch.config import ConfigError, compose_config
 from recipe.sam_dapo.launch.versions import engine_of_cpu, known
-from recipe.sam_dapo.preflight import compatibility, machine, settings, vllm_command
+from recipe.sam_dapo.preflight import compatibility, device_memory, machine, settings, vllm_command
 from sam.command import Parser, quiet, run_command, waiting
 
 ON_ITS_CPU = "bash scripts/run_dapo_tiny_cpu.sh trains on its CPU, and so does every config with scale=smoke"
@@ -41,15 +41,17 @@ def _mark(mark: str) -> str:
 def describe(config: DictConfig) -> Iterator[str]:
     """Lines about a run that is still to start: warnings, what it consists of, the memory that it takes."""
     yield from (f"warning: {warning}" for warning in compatibility.warnings(config))
-    rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
-    replica = rollout.tensor_model_parallel_size * rollout.data_parallel_size
+    trainer = config.trainer
+    rollout = config.actor_rollout_ref.rollout
+    size = rollout.tensor_model_parallel_size * rollout.data_parallel_size
+    replicas = device_memory.device_count(config) // size
     yield (
-        f"{trainer.nnodes} nodes x {trainer.n_gpus_per_node} {trainer.device} devices; rollout: "
-        f"{machine.device_count(config) // replica} replicas of {replica}, with up to {rollout.max_num_seqs} requests "
-        f"on each data-parallel rank; training: {config.actor_rollout_ref.actor.strategy}"
+        f"{trainer.nnodes} nodes x {trainer.n_gpus_per_node} {trainer.device} devices; rollout: {replicas} replicas of "
+        f"{size}, with up to {rollout.max_num_seqs} requests on each data-parallel rank; training: "
+        f"{config.actor_rollout_ref.actor.strategy}"
     )
     yield f"routing: {routing.describe(config)}; sharing: {sharing.describe(config)}"
-    yield machine.describe_device_memory(config)
+    yield device_memory.describe(config)
 
 
 def look(config: DictConfig) -> Iterator[tuple[str, list[str]]]:
@@ -57,14 +59,14 @@ def look(config: DictConfig) -> Iterator[tuple[str, list[str]]]:
     is_missing = bool(list(machine.missing_device(config)))
     yield from preflight.look(config)
     with waiting("asking verl and vLLM"), quiet():
-        said = list(vllm_command.what_verl_and_vllm_say(config))
-    yield "verl and vLLM", said
+        refused = list(vllm_command.what_verl_and_vllm_say(config))
+    yield "verl and vLLM", refused
     if config.trainer.nnodes > 1 and not is_missing:
         os.environ.setdefault("RAY_ADDRESS", "auto")  # the cluster that a run would take
     if os.environ.get("RAY_ADDRESS"):
         with waiting("asking the nodes of the Ray cluster"), quiet():
-            said = list(machine.ray_cluster(config, preflight.of_this_node))
-        yield "nodes", said
+            problems = list(machine.ray_cluster(config, preflight.of_this_node))
+        yield "nodes", problems
 
 
 def of_run(config: DictConfig, as_json: bool) -> int:
@@ -92,24 +94,26 @@ def of_environment(as_json: bool) -> int:
     accelerators = list(filter(machine.has_device, machine.DEVICE_FILES))
     device = "cpu" if engine_of_cpu() or not accelerators else accelerators[0]
     with waiting("looking at packages"):
-        found = list(compatibility.of_machine(device))
-    problems = [wrong for *_, wrong in found if wrong]
+        rows = list(compatibility.of_machine(device))
+    problems = [wrong for *_, wrong in rows if wrong]
     versions = known()
     if as_json:
-        values = {"device": device, **versions, **{name: value for name, value, _wrong in found}}
+        values = {"device": device, **versions}
+        values |= {name: value for name, value, _wrong in rows}
         print(json.dumps({"problems": problems, "environment": values}, default=str))
         return 2 if problems else 0
     if not accelerators:
         print(f"no accelerator here: {ON_ITS_CPU}")
-    _print(cross(wrong) if wrong else tick(f"{name}: {value}") for name, value, wrong in found)
-    others = versions.keys() - {name.lower() for name, *_ in found}
-    print("; ".join([f"device {device}", *(f"{name} {versions[name]}" for name in versions if name in others)]))
+    _print(cross(wrong) if wrong else tick(f"{name}: {value}") for name, value, wrong in rows)
+    shown = {name.lower() for name, *_ in rows}
+    others = [f"{name} {version}" for name, version in versions.items() if name not in shown]
+    print("; ".join([f"device {device}", *others]))
     if device == "cpu" and versions["vllm"]:
         with waiting("timing a linear layer"), quiet():
             from sam.vllm.cpu_fixes import describe  # vLLM
 
-            said = describe()
-        print(said)
+            speed = describe()
+        print(speed)
     print(f"{preflight.counted(problems)}; sam doctor --config-name NAME [overrides] checks a run")
     return 2 if problems else 0
 

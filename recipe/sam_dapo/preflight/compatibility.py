@@ -37,8 +37,11 @@ MACHINE = (
 )
 # Groups of vLLM's doors (sam/vllm/doors.py) that a run needs with a device.
 NEEDED = {"cpu": ("plugin", "first", "cpu"), "cuda": ("plugin", "first"), "npu": ("plugin", "first")}
-VLLM, FLASH = "rollout.engine_kwargs.vllm", "model.override_config.attn_implementation"
-NOT_READ, PLACED, OLD_KV = "verl does not read it", "verl places its workers by", "KV of old weights could be read"
+VLLM = "rollout.engine_kwargs.vllm"
+FLASH = "model.override_config.attn_implementation"
+NOT_READ = "verl does not read it"
+PLACED = "verl places its workers by"
+OLD_KV = "KV of old weights could be read"
 # Values that neither verl nor vLLM refuses before a run, or that verl passes over: key, what is taken, why the rest is
 # not. actor., model. and rollout. stand in actor_rollout_ref.
 VALUES = (
@@ -62,28 +65,43 @@ def value_of(config: DictConfig, key: str) -> tuple[str, str]:
     """The full key, and its value in YAML's words."""
     key = f"actor_rollout_ref.{key}" if key.split(".")[0] in ("actor", "model", "rollout") else key
     value = OmegaConf.select(config, key)
-    return key, "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    if value is None:
+        return key, "null"
+    return key, str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def of_machine(device: str) -> Iterator[tuple[str, str, str | None]]:
     """Each of MACHINE that counts with a device, what this machine has of it, and what is wrong, in a line."""
-    for name, expected, remedy in (row[1:] for row in MACHINE if device in row[0].split()):
-        is_variable = name.startswith(("VLLM_", "HCCL_"))
-        value = os.environ.get(name) if is_variable else installed(name)
-        code = "variable.refused" if is_variable else "package.version"
-        wrong = f"{name}={value}: expected {' or '.join(expected.split())}: {remedy} [{code}]"
-        is_right = is_variable if value is None else any(fnmatchcase(value, one) for one in expected.split())
-        yield name, value or f"not {'set' if is_variable else 'installed'}", None if is_right else wrong
+    for devices, name, patterns, remedy in MACHINE:
+        if device not in devices.split():
+            continue
+        expected = patterns.split()
+        if name.startswith(("VLLM_", "HCCL_")):
+            value = os.environ.get(name)
+            is_right = value is None or _matches(value, expected)
+            absent = "not set"
+            code = "variable.refused"
+        else:
+            value = installed(name)
+            is_right = value is not None and _matches(value, expected)
+            absent = "not installed"
+            code = "package.version"
+        wrong = f"{name}={value}: expected {' or '.join(expected)}: {remedy} [{code}]"
+        yield name, value or absent, None if is_right else wrong
     yield from of_vllm(device)
+
+
+def _matches(value: str, patterns: list[str]) -> bool:
+    return any(fnmatchcase(value, pattern) for pattern in patterns)
 
 
 def of_vllm(device: str) -> Iterator[tuple[str, str, str | None]]:
     """What the installed vLLM has of its doors, and which of those that a run needs it lacks, in a line."""
     if not doors.is_installed():
         return
-    for group, said in doors.describe().items():
+    for group, described in doors.describe().items():
         problem = doors.problem(group) if group in NEEDED[device] else None
-        yield f"vLLM's doors, {group}", said, problem and f"{problem} [vllm.door]"
+        yield f"vLLM's doors, {group}", described, problem and f"{problem} [vllm.door]"
 
 
 def installed(name: str) -> str | None:
@@ -94,23 +112,29 @@ def installed(name: str) -> str | None:
         return {True: "cpu", False: "gpu"}.get(versions.engine_of_cpu())
     if name == "plugin sam":
         plugins = importlib.metadata.entry_points(group="vllm.general_plugins")
-        return "installed" if any(one.name == "sam" for one in plugins) else None
+        return "installed" if "sam" in plugins.names else None
     return cann_version() if name == "CANN" else versions.installed(name)
 
 
 def cann_version() -> str | None:
     """The toolkit's version, from the file it is installed with."""
     root = Path(os.environ.get("ASCEND_HOME_PATH", "/usr/local/Ascend/ascend-toolkit/latest"))
-    texts = (path.read_text() for path in root.glob("*-linux/ascend_toolkit_install.info"))
-    return next((found[1].strip() for text in texts if (found := re.search("^version=(.+)$", text, re.M))), None)
+    for path in root.glob("*-linux/ascend_toolkit_install.info"):
+        version = re.search("^version=(.+)$", path.read_text(), re.M)
+        if version:
+            return version[1].strip()
+    return None
 
 
 def packages_and_variables(config: DictConfig) -> Iterator[str]:
     """What this machine lacks, or has otherwise than the recipe runs with."""
     yield from (wrong for *_, wrong in of_machine(config.trainer.device) if wrong)
+    if config.trainer.device != "npu":
+        return
     patches = Patches()
-    if config.trainer.device == "npu" and patches.state != "not installed" and (said := patches.problem()):
-        yield f"{said} [ascend.patches]"
+    problem = patches.problem()
+    if problem and patches.state != "not installed":
+        yield f"{problem} [ascend.patches]"
 
 
 def values(config: DictConfig) -> Iterator[str]:
@@ -130,10 +154,10 @@ def values(config: DictConfig) -> Iterator[str]:
 
 def warnings(config: DictConfig) -> Iterator[str]:
     """What users bring in place of that with which a run repeats."""
-    for key, own in (
+    for key, recipes in (
         ("trainer.v1.sampler.custom_sampler.path", "pkg://recipe.sam_dapo.trainer.dynamic_sampling"),
         ("rollout.agent.agent_loop_manager_class", "recipe.sam_dapo.rollout.agent_loop.SeededManager"),
     ):
         key, value = value_of(config, key)
-        if value != own:
+        if value != recipes:
             yield f"{key}={value}: seeds and the order of groups are not the recipe's: runs need not repeat"

@@ -27,7 +27,9 @@ from sam.verify.exact import uniforms
 ENGINES = ("off", "sam", "sam, graph")
 TIMES = ("step_ms", "forward_ms", "verify_ms", "draft_ms")
 QWEN_VOCABULARY = 151_936
-REQUESTS, LENGTH, K = 16, 128, 3
+REQUESTS = 16
+LENGTH = 128  # of a response, tokens
+K = 3  # draft tokens
 CODE = "import sys; from recipe.sam_dapo.preflight import npu_selftest; npu_selftest.run_engine(*sys.argv[1:])"
 
 
@@ -40,7 +42,10 @@ def run_engine(model: str, device: str, name: str) -> None:
 
     options: dict = {"enforce_eager": True}
     if name == "sam, graph":
-        options = {"compilation_config": {"cudagraph_mode": "FULL"} | ({"mode": 0} if device == "cpu" else {})}
+        compilation = {"cudagraph_mode": "FULL"}
+        if device == "cpu":
+            compilation["mode"] = 0
+        options = {"compilation_config": compilation}
     if name != "off":
         options["speculative_config"] = {"model": "sam.SamProposer", "num_speculative_tokens": K}
     speculation = {"verification": "exact", "policy": "always"}
@@ -49,12 +54,15 @@ def run_engine(model: str, device: str, name: str) -> None:
         max_num_seqs=REQUESTS, gpu_memory_utilization=0.3, additional_config={"speculation": speculation}, **options,
     )  # fmt: skip
     runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
-    recorder, chance, vocabulary = StepRecorder.attach(runner), random.Random(0), runner.model_config.get_vocab_size()
+    recorder = StepRecorder.attach(runner)
+    chance = random.Random(0)
+    vocabulary = runner.model_config.get_vocab_size()
     texts = [[chance.randrange(vocabulary) for _ in range(8)] * 2 for _ in range(REQUESTS)]
     common = {"max_tokens": LENGTH, "ignore_eos": True, "detokenize": False, "logprobs": 0}
     parameters = [SamplingParams(temperature=0.0 if row % 2 else 0.5, seed=row, **common) for row in range(REQUESTS)]
     answers = llm.generate([{"prompt_token_ids": text} for text in texts], parameters, use_tqdm=True)
-    outputs, steps = [answer.outputs[0] for answer in answers], recorder.take()
+    outputs = [answer.outputs[0] for answer in answers]
+    steps = recorder.take()
     row = {
         "status": installed(runner),
         "tokens": [list(output.token_ids) for output in outputs],
@@ -73,16 +81,18 @@ def engine_in_process(model: Path, device: str, name: str) -> dict:
     variables = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_V2_MODEL_RUNNER": "0"}
     command = [sys.executable, "-c", CODE, str(model), device, name]
     finished = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=variables)
-    rows = [line.removeprefix("RESULT ") for line in finished.stdout.splitlines() if line.startswith("RESULT ")]
-    ended = f"the engine's process ended with code {finished.returncode}; its messages are above"
-    return json.loads(rows[0]) if rows else {"error": ended}
+    for line in finished.stdout.splitlines():
+        if line.startswith("RESULT "):
+            return json.loads(line.removeprefix("RESULT "))
+    return {"error": f"the engine's process ended with code {finished.returncode}; its messages are above"}
 
 
 def compare(off: dict, on: dict) -> dict:
     """Identical responses, and the differences of log-probabilities up to each response's first other token."""
-    differences, identical = [], 0
+    differences = []
+    identical = 0
     for a, b, x, y in zip(off["tokens"], on["tokens"], off["logprobs"], on["logprobs"], strict=True):
-        same = next((i for i, (s, t) in enumerate(zip(a, b, strict=False)) if s != t), min(len(a), len(b)))
+        same = len(os.path.commonprefix([a, b]))
         identical += a == b
         differences += [abs(p - q) for p, q in zip(x[:same], y[:same], strict=True)]
     return {
@@ -98,12 +108,14 @@ def verification_ms(device: str, batch: int = 8) -> float:
     """Median milliseconds of ten exact verifications as the engine does them, logits [batch x (1 + K), vocabulary]."""
     logits = 3 * torch.randn(batch, K + 1, QWEN_VOCABULARY, generator=torch.Generator().manual_seed(0)).to(device)
     drafts = torch.nn.functional.pad(logits[:, :K].argmax(-1), (0, 1), value=-2)
-    keys, positions = torch.arange(batch).repeat_interleave(K + 1).numpy(), torch.arange(K + 1).repeat(batch).numpy()
+    keys = torch.arange(batch).repeat_interleave(K + 1).numpy()
+    positions = torch.arange(K + 1).repeat(batch).numpy()
     times = []
     for _ in range(11):
         started = time.perf_counter()
         draws = torch.from_numpy(uniforms(keys, positions)).to(device, non_blocking=True)
-        verify.accept_matching(verify.sample_inverse_cdf(logits.flatten(0, 1), draws).view(batch, K + 1), drafts).cpu()
+        sampled = verify.sample_inverse_cdf(logits.flatten(0, 1), draws).view(batch, K + 1)
+        verify.accept_matching(sampled, drafts).cpu()
         times.append(1e3 * (time.perf_counter() - started))
     return statistics.median(times[1:])  # the first warms up
 
@@ -116,15 +128,19 @@ def selftest(output: Path, device: str) -> int:
     with tempfile.TemporaryDirectory() as folder:
         build_model(settings, build_tokenizer(), seed=3).to(torch.bfloat16).save_pretrained(folder)
         engines = {name: engine_in_process(Path(folder), device, name) for name in ENGINES}
-    compared = [name for name in engines if name != "off" and "error" not in engines["off"] | engines[name]]
+    worked = {name: row for name, row in engines.items() if "error" not in row}
+    parity = {}
+    if "off" in worked:
+        parity = {name: compare(worked["off"], row) for name, row in worked.items() if name != "off"}
     report = {
-        "versions": {name: found for name, found, _ in compatibility.of_machine("npu")},
+        "versions": {name: version for name, version, _ in compatibility.of_machine("npu")},
         "patches": Patches().status(),
-        "parity": {name: compare(engines["off"], engines[name]) for name in compared},
+        "parity": parity,
         "exact_verification_ms": verification_ms(device),
     }
     for name, row in engines.items():
         report[name] = {key: value for key, value in row.items() if key not in ("tokens", "logprobs")}
-    print(text := json.dumps(report, indent=1))
+    text = json.dumps(report, indent=1)
+    print(text)
     (output / "report.json").write_text(text)
     return int(any("error" in row for row in engines.values()))

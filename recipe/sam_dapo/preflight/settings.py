@@ -16,7 +16,8 @@ from safetensors import SafetensorError, safe_open
 from recipe.sam_dapo.arguments import FREE_SECTIONS, did_you_mean
 from recipe.sam_dapo.launch.config import verl_configs
 from recipe.sam_dapo.launch.sharing import METHODS as DRAFTING_FROM_TEXT
-from recipe.sam_dapo.preflight.machine import device_count, first_line, longest_sequence, uses_megatron
+from recipe.sam_dapo.preflight.device_memory import device_count, longest_sequence, uses_megatron
+from recipe.sam_dapo.preflight.machine import first_line
 from sam.config import WITH_DRAFT_MODEL, SpeculationConfig
 from sam.reading import ReadError, expect, json_object
 from sam.trained_drafter import wrong_kind
@@ -30,8 +31,10 @@ OWN = {
     **dict.fromkeys("assets assets_command config_name run_dir seed speculation".split()),
 }
 # Whose unknown keys others refuse: dataclasses of verl's, vLLM's argument parser, ray.init; or that are handed on.
-CHECKED_ELSEWHERE = (*FREE_SECTIONS, *(f"actor_rollout_ref.{part}" for part in ("actor", "ref", "rollout")))
+CHECKED_ELSEWHERE = (*FREE_SECTIONS, "actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.rollout")
 LEGACY = ("custom_reward_function.", "reward_model.", "sandbox_fusion.")  # which verl's V1 trainer does not read
+TRAIN_BATCH = "data.train_batch_size"
+LONGEST = "the longest prompt and response"
 KINDS = {bool: "true or false", int: "a number", float: "a number", dict: "keys below it"}
 
 
@@ -40,7 +43,8 @@ def keys(config: DictConfig) -> Iterator[str]:
 
     A section of a user's own config, which other keys may refer to, is none unless its name is like one of theirs.
     """
-    content, known = OmegaConf.to_container(config), _verls_keys("megatron" if uses_megatron(config) else "dp") | OWN
+    content = OmegaConf.to_container(config)
+    known = _verls_keys("megatron" if uses_megatron(config) else "dp") | OWN
     yield from _unlike({name: content[name] for name in content if name in known or did_you_mean(name, known)}, known)
 
 
@@ -52,9 +56,11 @@ def _verls_keys(engine: str) -> dict:
         return OmegaConf.to_container(compose("ppo_trainer", [f"model_engine={engine}"]), resolve=True)
 
 
-def _unlike(found: dict, known: dict, path: str = "") -> Iterator[str]:
-    for name, value in found.items():
-        key, default, kind = f"{path}{name}", known.get(name), KINDS.get(type(value), "text")
+def _unlike(section: dict, known: dict, path: str = "") -> Iterator[str]:
+    for name, value in section.items():
+        key = f"{path}{name}"
+        default = known.get(name)
+        kind = KINDS.get(type(value), "text")
         wanted = kind if default is None else KINDS.get(type(default), "text")
         if name not in known and not key.startswith(CHECKED_ELSEWHERE):
             remedy = did_you_mean(name, known) or "remove it"
@@ -69,55 +75,93 @@ def _unlike(found: dict, known: dict, path: str = "") -> Iterator[str]:
 
 def sizes(config: DictConfig) -> Iterator[str]:
     """Batches, lengths and devices that must divide or hold each other; verl says it of some, most after its start."""
-    actor, rollout, data = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.data
-    devices, filtering, longest = device_count(config), config.algorithm.filter_groups.enable, longest_sequence(config)
-    train, mini, responses = data.train_batch_size, actor.ppo_mini_batch_size, data.train_batch_size * rollout.n
-    update, scored = actor.ppo_micro_batch_size_per_gpu, rollout.log_prob_micro_batch_size_per_gpu
-    replica, is_whole = rollout.tensor_model_parallel_size * rollout.data_parallel_size, responses % devices == 0
-    model, split = 1, actor.get("fsdp_config", {}).get("ulysses_sequence_parallel_size", 1)
+    yield from _multiples(config)
+    yield from _least(config)
+
+
+def _multiples(config: DictConfig) -> Iterator[str]:
+    """Batches and devices that are split evenly."""
+
+    def check(name: str, total: int, divisor: str, size: int) -> Iterator[str]:
+        if total % size:
+            numbers = f"{name}={total}, {divisor}={size}"
+            yield f"{numbers}: the first must be a multiple of the second: change one [size.divides]"
+
+    data = config.data
+    actor = config.actor_rollout_ref.actor
+    rollout = config.actor_rollout_ref.rollout
+    devices = device_count(config)
+    responses = data.train_batch_size * rollout.n
+    yield from check(TRAIN_BATCH, data.train_batch_size, "actor.ppo_mini_batch_size", actor.ppo_mini_batch_size)
+    if data.gen_batch_size and not config.algorithm.filter_groups.enable:
+        yield from check(TRAIN_BATCH, data.train_batch_size, "data.gen_batch_size", data.gen_batch_size)
+    yield from check("train_batch_size x rollout.n", responses, "devices", devices)
+    replica = rollout.tensor_model_parallel_size * rollout.data_parallel_size
+    yield from check("devices", devices, "rollout: tensor_model_parallel_size x data_parallel_size", replica)
     if uses_megatron(config):
-        ranks, split = actor.megatron, actor.megatron.context_parallel_size
-        model = ranks.tensor_model_parallel_size * ranks.pipeline_model_parallel_size * split
-    for name, total, of, size in (
-        ("data.train_batch_size", train, "actor.ppo_mini_batch_size", mini),
-        ("data.train_batch_size", train, "data.gen_batch_size", not filtering and data.gen_batch_size),
-        ("train_batch_size x rollout.n", responses, "devices", devices),
-        ("devices", devices, "rollout: tensor_model_parallel_size x data_parallel_size", replica),
-        ("devices", devices, "actor.megatron: tensor x pipeline x context", model),
-        ("responses of an update and a device", mini * rollout.n // devices, "actor.ppo_micro_batch_size_per_gpu",
-         is_whole and not actor.use_dynamic_bsz and update),
-        ("responses of a device", responses // devices, "rollout.log_prob_micro_batch_size_per_gpu",
-         is_whole and not rollout.log_prob_use_dynamic_bsz and scored),
-    ):  # fmt: skip
-        if size and total % size:
-            yield f"{name}={total}, {of}={size}: the first must be a multiple of the second: change one [size.divides]"
+        ranks = actor.megatron
+        model = ranks.tensor_model_parallel_size * ranks.pipeline_model_parallel_size * ranks.context_parallel_size
+        yield from check("devices", devices, "actor.megatron: tensor x pipeline x context", model)
+    if responses % devices:
+        return
+    size = actor.ppo_micro_batch_size_per_gpu
+    if size and not actor.use_dynamic_bsz:
+        updated = actor.ppo_mini_batch_size * rollout.n // devices
+        yield from check("responses of an update and a device", updated, "actor.ppo_micro_batch_size_per_gpu", size)
+    size = rollout.log_prob_micro_batch_size_per_gpu
+    if size and not rollout.log_prob_use_dynamic_bsz:
+        computed = responses // devices
+        yield from check("responses of a device", computed, "rollout.log_prob_micro_batch_size_per_gpu", size)
+
+
+def _least(config: DictConfig) -> Iterator[str]:
+    """Sizes that hold others."""
+
+    def check(name: str, size: int, least: int, what: str) -> Iterator[str]:
+        if size < least:
+            yield f"{name}={size}: expected at least {least}, of {what}: raise it [size.least]"
+
+    data = config.data
+    actor = config.actor_rollout_ref.actor
+    rollout = config.actor_rollout_ref.rollout
+    longest = longest_sequence(config)
+    if config.algorithm.filter_groups.enable:
+        yield from check("data.gen_batch_size", data.gen_batch_size, data.train_batch_size, TRAIN_BATCH)
+        yield from check("rollout.n", rollout.n, 2, "dynamic sampling, which compares a prompt's samples")
+    if rollout.max_model_len is not None:
+        yield from check("rollout.max_model_len", rollout.max_model_len, longest, LONGEST)
+    if actor.use_dynamic_bsz:
+        ranks = actor.get("fsdp_config", {}).get("ulysses_sequence_parallel_size", 1)
+        if uses_megatron(config):
+            ranks = actor.megatron.context_parallel_size
+        tokens = actor.ppo_max_token_len_per_gpu * ranks
+        yield from check("actor.ppo_max_token_len_per_gpu x its context ranks", tokens, longest, LONGEST)
+    drafts = 0 if config.speculation.method == "off" else config.speculation.num_speculative_tokens
+    step = rollout.max_num_seqs * (1 + drafts)
+    batched = rollout.max_num_batched_tokens
+    yield from check("rollout.max_num_batched_tokens", batched, step, "a step of full decoding")
     buffer = config.reward.reward_kwargs.overlong_buffer_cfg
-    step = rollout.max_num_seqs * (1 + config.speculation.num_speculative_tokens * (config.speculation.method != "off"))
-    for name, size, least, of in (
-        ("data.gen_batch_size", data.gen_batch_size, train * filtering, "data.train_batch_size"),
-        ("rollout.n", rollout.n, 2 * filtering, "dynamic sampling, which compares a prompt's samples"),
-        ("rollout.max_model_len", rollout.max_model_len, longest, "the longest prompt and response"),
-        ("actor.ppo_max_token_len_per_gpu x its context ranks", actor.ppo_max_token_len_per_gpu * split,
-         longest * actor.use_dynamic_bsz, "the longest prompt and response"),
-        ("rollout.max_num_batched_tokens", rollout.max_num_batched_tokens, step, "a step of full decoding"),
-        ("data.max_response_length", data.max_response_length, buffer.len * buffer.enable, "overlong_buffer_cfg.len"),
-    ):  # fmt: skip
-        if isinstance(size, int) and size < least:
-            yield f"{name}={size}: expected at least {least}, of {of}: raise it [size.least]"
+    if buffer.enable:
+        response = data.max_response_length
+        yield from check("data.max_response_length", response, buffer.len, "overlong_buffer_cfg.len")
 
 
 def data(config: DictConfig) -> Iterator[str]:
     """Whether data files are there, with the columns that verl reads."""
     for name in ("train_files", "val_files"):
         value = config.data[name]
-        for file in (list(value) or [None]) if isinstance(value, ListConfig) else [value]:
+        files = list(value) if isinstance(value, ListConfig) else [value]
+        for file in files or [None]:
             path = Path(str(file)).expanduser()
-            said, made = f"data.{name}={path}", made_by_assets(config, path)
+            made = made_by_assets(config, path)
             if not path.is_file():
                 other = f"make it with bash scripts/prepare_data.sh, or correct data.{name}"
-                yield f"{said}: no such file: {made or other} [data.missing]"
-            elif wrong := config.data.custom_cls.path is None and _wrong_parquet(path, config.data.prompt_key):
-                yield f"{said}: {wrong}: {made or 'write it as recipe.sam_dapo.data does'} [data.wrong_file]"
+                yield f"data.{name}={path}: no such file: {made or other} [data.missing]"
+            elif config.data.custom_cls.path is None:
+                wrong = _wrong_parquet(path, config.data.prompt_key)
+                if wrong:
+                    remedy = made or "write it as recipe.sam_dapo.data does"
+                    yield f"data.{name}={path}: {wrong}: {remedy} [data.wrong_file]"
 
 
 def made_by_assets(config: DictConfig, path: Path) -> str | None:
@@ -135,11 +179,14 @@ def _wrong_parquet(path: Path, prompt: str) -> str | None:
     except (OSError, ValueError) as error:
         return first_line(error)
     lacking = {"data_source", prompt, "reward_model"}.difference(file.schema_arrow.names)
-    return f"no column {', '.join(sorted(lacking))}" if lacking else None if file.metadata.num_rows else "no rows"
+    if lacking:
+        return f"no column {', '.join(sorted(lacking))}"
+    return None if file.metadata.num_rows else "no rows"
 
 
 # The model, its trained drafter and what they wrote before.
-INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
 AGAIN = "bash scripts/prepare_model.sh OWNER/NAME fetches one, and goes on where a download stopped"
 
 
@@ -158,18 +205,16 @@ def model(config: DictConfig) -> Iterator[str]:
 def weights(folder: Path) -> Iterator[str]:
     """Whether a model's weights are all there, to the last byte: headers alone are read, 470 GB take seconds."""
     try:
-        shards = {SINGLE}
-        if (index := folder / INDEX).exists():
-            expect(isinstance(places := json_object(index).get("weight_map"), dict), f"{index}", "a weight_map", places)
-            shards = {str(place) for place in places.values()}
+        shards = _shards(folder)
     except ReadError as error:
         yield f"{error}: remove it, {AGAIN} [model.damaged]"
         return
-    if missing := sorted(shard for shard in shards if not (folder / shard).is_file()):
-        said = f"{len(missing)} of {len(shards)} shards of {INDEX} are missing, the first {missing[0]}"
-        yield f"{folder}: {said}: {AGAIN} [model.missing]"
+    missing = [shard for shard in shards if not (folder / shard).is_file()]
+    if missing:
+        problem = f"{len(missing)} of {len(shards)} shards of {INDEX} are missing, the first {missing[0]}"
+        yield f"{folder}: {problem}: {AGAIN} [model.missing]"
         return
-    for path in sorted(folder / shard for shard in shards):
+    for path in (folder / shard for shard in shards):
         try:
             with safe_open(path, "np"):  # compares the file's size with its header's
                 pass
@@ -177,23 +222,37 @@ def weights(folder: Path) -> Iterator[str]:
             yield f"{path}: not a whole safetensors file ({error}): remove it, {AGAIN} [model.damaged]"
 
 
+def _shards(folder: Path) -> list[str]:
+    """The names of a model's files of weights; ReadError: its index is damaged."""
+    index = folder / INDEX
+    if not index.exists():
+        return [SINGLE]
+    places = json_object(index).get("weight_map")
+    expect(isinstance(places, dict), f"{index}", "a weight_map", places)
+    return sorted({str(place) for place in places.values()})
+
+
 def draft_model(config: DictConfig) -> Iterator[str]:
     """Whether speculation's trained drafter is there and of the kind; vLLM says whether it fits the model."""
     speculation = config.speculation
     if speculation.method not in WITH_DRAFT_MODEL:
         return
-    folder, method = Path(speculation.draft_model), SpeculationConfig.from_dict(dict(speculation)).trained_method()
-    if (size := config.actor_rollout_ref.rollout.tensor_model_parallel_size) > 1:
-        said = f"rollout.tensor_model_parallel_size={size}: a trained drafter's passes run on one rank"
-        yield f"{said}: set it to 1, or choose speculation=sam [drafter.ranks]"
+    folder = Path(speculation.draft_model)
+    method = SpeculationConfig.from_dict(dict(speculation)).trained_method()
+    size = config.actor_rollout_ref.rollout.tensor_model_parallel_size
+    if size > 1:
+        problem = f"rollout.tensor_model_parallel_size={size}: a trained drafter's passes run on one rank"
+        yield f"{problem}: set it to 1, or choose speculation=sam [drafter.ranks]"
     if not (folder / "config.json").is_file():
-        made = f"make it with sam distil --assets {config.get('assets')}"
-        is_made = "assets" in config and speculation.method != "eagle3"
-        remedy = made if is_made else "point the key at one that was trained for this model"
+        remedy = "point the key at one that was trained for this model"
+        if "assets" in config and speculation.method != "eagle3":
+            remedy = f"make it with sam distil --assets {config.assets}"
         yield f"speculation.draft_model={folder}: no config.json: {remedy} [drafter.missing]"
-    elif found := wrong_kind(folder, method):
-        said = f"speculation.draft_model={folder} holds {found}, speculation={method}"
-        yield f"{said}: choose the other of draft_model and eagle3, or hybrid [drafter.unlike]"
+        return
+    kind = wrong_kind(folder, method)
+    if kind:
+        problem = f"speculation.draft_model={folder} holds {kind}, speculation={method}"
+        yield f"{problem}: choose the other of draft_model and eagle3, or hybrid [drafter.unlike]"
     else:
         yield from weights(folder)
 
@@ -216,14 +275,17 @@ def corpus(config: DictConfig) -> Iterator[str]:
 
 def history_of_responses(config: DictConfig) -> Iterator[str]:
     """Whether responses can be kept where the config says, and those that are there are this model's."""
-    if (given := config.speculation.history_path) is None:
+    path = config.speculation.history_path
+    if path is None:
         return
     from sam.history import database  # only where there is a history
 
-    folder, errors = Path(given), []
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    folder = Path(path)
+    existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
-        yield f"speculation.history_path={given}: {existing} cannot be written: name another folder [history.unusable]"
+        yield f"speculation.history_path={path}: {existing} cannot be written: name another folder [history.unusable]"
     written_in = database.fingerprint(str(model_of(config))) if model_of(config).is_dir() else None
+    errors = []
     database.read_files(folder, written_in, lambda connection: None, errors.append)
-    yield from (f"speculation.history_path={given}: {error} [history.unusable]" for error in errors[:1])
+    for error in errors[:1]:
+        yield f"speculation.history_path={path}: {error} [history.unusable]"

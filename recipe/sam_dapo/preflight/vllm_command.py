@@ -37,18 +37,20 @@ def what_verl_and_vllm_say(config: DictConfig) -> Iterator[str]:
     from verl.utils.config import validate_config
     from verl.utils.tracking import Tracking
 
-    asked = "verl"
+    asked = "verl"  # who refuses, if something is refused
     try:
         validate_config(config, need_reference_policy(config), need_critic(config))
         get_adv_estimator_fn(config.algorithm.adv_estimator)
         get_policy_loss_fn(config.actor_rollout_ref.actor.policy_loss.loss_mode)
-        for name in [config.trainer.logger] if isinstance(config.trainer.logger, str) else config.trainer.logger:
+        loggers = config.trainer.logger
+        for name in [loggers] if isinstance(loggers, str) else loggers:
             if name not in Tracking.supported_backend:
                 raise ValueError(f"trainer.logger={name} is none of {', '.join(Tracking.supported_backend)}")
         if (model_of(config) / "tokenizer_config.json").is_file():
             tokenizer = hf_tokenizer(str(model_of(config)))
             tokenizer.apply_chat_template([{"role": "user", "content": "1 + 1"}], add_generation_prompt=True)
-        arguments, asked = server_arguments(config), "vLLM"
+        arguments = server_arguments(config)
+        asked = "vLLM"
         _build(engine_arguments(config, arguments), config)
     except Exception as error:  # verl's, Hydra's, vLLM's, and what their dataclasses raise
         if config.trainer.device != "cpu" and type(error).__name__ in ("RuntimeError", "AcceleratorError"):
@@ -65,17 +67,25 @@ def server_arguments(config: DictConfig) -> dict[str, Any]:
 
     from recipe.sam_dapo.rollout.server import SpeculationServer
 
-    model, rollout, trainer = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout, config.trainer
+    model = config.actor_rollout_ref.model
+    rollout = config.actor_rollout_ref.rollout
+    devices_of_node = config.trainer.n_gpus_per_node
     ranks = rollout.tensor_model_parallel_size * rollout.data_parallel_size
-    lora = {"lora": model.get("lora") or {}, "lora_rank": model.lora_rank}
+    devices = min(ranks, devices_of_node)
+    model_config = SimpleNamespace(
+        local_path=str(model.path),
+        trust_remote_code=model.trust_remote_code,
+        lora=model.get("lora") or {},
+        lora_rank=model.lora_rank,
+    )
     server = object.__new__(SpeculationServer)  # as launch_server finds it, without Ray
     vars(server).update(
         config=omega_conf_to_dataclass(rollout),
-        model_config=SimpleNamespace(local_path=str(model.path), trust_remote_code=model.trust_remote_code, **lora),
+        model_config=model_config,
         replica_rank=0,
         node_rank=0,
-        gpus_per_node=(devices := min(ranks, trainer.n_gpus_per_node)),
-        nnodes=max(1, ranks // trainer.n_gpus_per_node),
+        gpus_per_node=devices,
+        nnodes=max(1, ranks // devices_of_node),
         workers=[None] * devices,
         _master_address="127.0.0.1",
         _master_port=1,

@@ -45,16 +45,16 @@ def report(directories: list[Path], output: Path | None) -> str:
     runs = [read_answers(directory) for directory in directories[:2]]
     names = [read_config(directory)["speculation"]["method"] for directory in directories[:2]]
     header, rows = table(names, runs)
-    said = []
+    lines = []
     if runs[1:]:
         first, second = runs
         common = first.keys() & second.keys()
         same = sum(first[key].tokens == second[key].tokens for key in common)
-        said = [f"Identical responses: {same} of {len(common)}, token for token."]
+        lines = [f"Identical responses: {same} of {len(common)}, token for token."]
     path = (output or directories[0].parent) / "report.html"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page(TITLE, said, [Section("", caption=CAPTION, table=(header, rows))]))
-    return "\n".join([*laid_out(header, rows), *said, f"report: {path}"])
+    path.write_text(page(TITLE, lines, [Section("", caption=CAPTION, table=(header, rows))]))
+    return "\n".join([*laid_out(header, rows), *lines, f"report: {path}"])
 
 
 def read_answers(directory: Path) -> Answers:
@@ -84,18 +84,18 @@ def table(names: list[str], runs: list[Answers]) -> tuple[list[str], list[list[s
         cells = [interval(column, least=0.0) for column in columns]
         if len(columns) > 1:
             cells.append(interval(columns[0] - columns[1], least=-100.0))
-        samples = sum(one == source for one, _, _ in runs[0]) / len(shares[0])
+        samples = sum(key[0] == source for key in runs[0]) / len(shares[0])
         rows.append([source, str(len(problems)), f"{samples:.3g}", *cells])
     return header, rows
 
 
 def by_problem(answers: Answers, source: str) -> dict[tuple[int, ...], float]:
     """A data set's problems, and the share of right answers to each."""
-    found = defaultdict(list)
-    for (its, _row, _sample), answer in answers.items():
-        if its == source:
-            found[answer.problem].append(answer.is_right)
-    return {problem: float(np.mean(right)) for problem, right in found.items()}
+    rights = defaultdict(list)
+    for (answers_source, _row, _sample), answer in answers.items():
+        if answers_source == source:
+            rights[answer.problem].append(answer.is_right)
+    return {problem: float(np.mean(right)) for problem, right in rights.items()}
 
 
 def interval(shares: np.ndarray, least: float) -> str:

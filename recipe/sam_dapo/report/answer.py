@@ -104,9 +104,9 @@ def said_of_curves(runs: list[Run], curves: dict[str, str]) -> str:
     """Whether training went alike."""
     if curves and set(curves.values()) == {"identical"}:
         return f"Training curves identical: {', '.join(curves)}."
-    said = ", ".join(f"{name} {one}" for name, one in curves.items()) or NOT_RECORDED
-    more = " Another seed of both gives a band: sam report SAM OFF SAM2 OFF2." if "(one seed)" in said else ""
-    return f"Training curves, {runs[0].name} less {runs[1].name}: {said}.{more}"
+    apart = ", ".join(f"{name} {figure}" for name, figure in curves.items()) or NOT_RECORDED
+    more = " Another seed of both gives a band: sam report SAM OFF SAM2 OFF2." if "(one seed)" in apart else ""
+    return f"Training curves, {runs[0].name} less {runs[1].name}: {apart}.{more}"
 
 
 def headline(runs: list[Run], gain: Gain | None, summary: dict[str, Any]) -> str:
@@ -161,20 +161,22 @@ def beside_stock(against: dict[str, Any]) -> str:
 
 def facts(summary: dict[str, Any]) -> list[tuple[str, str]]:
     """Name and value of what a reader looks for next."""
-    seconds = ", ".join(f"{name} {its:.0f}" for name, its in summary["rollout_seconds"].items())
+    seconds = ", ".join(f"{name} {total:.0f}" for name, total in summary["rollout_seconds"].items())
     by_turn = ", ".join(f"{length:.2f}" for length in summary["accept_length_by_turn"].values())
-    found = [("mean acceptance length", figure(summary, "{:.2f}", "accept_length"))]
+    rows = [("mean acceptance length", figure(summary, "{:.2f}", "accept_length"))]
     if by_turn:
-        found.append(("by turn (first replica)", by_turn))
-    found.append(("acceptance rate", figure(summary, "{:.2f}", "accept_rate")))
-    found.append(("rollout seconds, all steps", seconds))
-    return found
+        rows.append(("by turn (first replica)", by_turn))
+    rows.append(("acceptance rate", figure(summary, "{:.2f}", "accept_rate")))
+    rows.append(("rollout seconds, all steps", seconds))
+    return rows
 
 
 def figure(summary: dict[str, Any], form: str, *keys: str) -> str:
     """Figures of the summary in words; NOT_RECORDED where one is missing."""
-    found = [summary[key] for key in keys]
-    return form.format(*found) if all(value is not None and np.isfinite(value) for value in found) else NOT_RECORDED
+    figures = [summary[key] for key in keys]
+    if any(value is None or not np.isfinite(value) for value in figures):
+        return NOT_RECORDED
+    return form.format(*figures)
 
 
 def remarks(runs: list[Run], summary: dict[str, Any]) -> list[str]:
@@ -185,13 +187,13 @@ def remarks(runs: list[Run], summary: dict[str, Any]) -> list[str]:
     lines = [remark for run in runs for remark in run.remarks]
     if summary["stock_note"]:
         lines.append(summary["stock_note"])
-    for missing, said in (
+    for missing, remark in (
         (without_steps, "no engine steps in {}: running requests over time left out"),
         (without_responses, "no responses in {}: identical responses left out"),
         (without_times, "no times of responses in {}, of an older version: left out"),
     ):
         if missing:
-            lines.append(said.format(", ".join(str(run.directory) for run in missing)))
+            lines.append(remark.format(", ".join(str(run.directory) for run in missing)))
     if TAIL not in summary["seconds_a_step"]:
         lines.append(f"the tail is left out: not {TAIL_SECONDS} of one batch_size_threshold in both runs, or no tail")
     if runs[0].name == "off" and runs[1:]:
@@ -201,13 +203,15 @@ def remarks(runs: list[Run], summary: dict[str, Any]) -> list[str]:
 
 def compare_curves(runs: list[Run]) -> dict[str, str]:
     """By curve, the first run's mean less the second's with its band over the seeds."""
-    found = {}
-    for name, key in COMPARED.items() if runs[1:] else ():
-        seeds = [values(pair, key) for pair in of_seeds(runs)]
-        seeds = [its for its in seeds if len(its)]
-        apart = [float(np.mean(its[:, 0] - its[:, 1])) for its in seeds]
+    if not runs[1:]:
+        return {}
+    curves = {}
+    for name, key in COMPARED.items():
+        pairs = [values(pair, key) for pair in of_seeds(runs)]  # each float [steps, 2]
+        pairs = [pair for pair in pairs if len(pair)]
+        apart = [float(np.mean(pair[:, 0] - pair[:, 1])) for pair in pairs]
         if apart and np.isfinite(apart).all():
             band = f"{min(apart):+.2g} to {max(apart):+.2g}, {len(apart)} seeds" if len(apart) > 1 else "one seed"
-            differs = any(np.ptp(its, axis=1).any() for its in seeds)
-            found[name] = f"{np.mean(apart):+.2g} ({band})" if differs else "identical"
-    return found
+            differs = any(np.ptp(pair, axis=1).any() for pair in pairs)
+            curves[name] = f"{np.mean(apart):+.2g} ({band})" if differs else "identical"
+    return curves

@@ -7,7 +7,7 @@ to what differs, and any other run its curves. A run is a run directory.
 import json
 from pathlib import Path
 
-from recipe.sam_dapo.record import differences
+from recipe.sam_dapo.record.settings import differences
 from recipe.sam_dapo.report import accuracy
 from recipe.sam_dapo.report.answer import answer, facts, remarks, summarize
 from recipe.sam_dapo.report.phases import ERRORS, LEAST_SHARE, table_of_phases
@@ -51,8 +51,8 @@ def report(directories: list[Path], output: Path | None) -> str:
     (output / "report.html").write_text(as_html(runs, summary, against, texts))
     values = [f"{name:<28}{value}" for name, value in facts(summary)]
     notes = [f"note: {line}" for line in remarks(runs, summary)]
-    said = [line for line in answer(runs, summary, against) if line]
-    return "\n".join([*said, *values, *notes, f"report: {output / 'report.html'}"])
+    lines = [line for line in answer(runs, summary, against) if line]
+    return "\n".join([*lines, *values, *notes, f"report: {output / 'report.html'}"])
 
 
 def as_html(runs: list[Run], summary: dict, against: dict | None, texts: list) -> str:

@@ -71,13 +71,13 @@ def phases_of(runs: list[Run]) -> list[Phase]:
 
 
 def _inside_generation(runs: list[Run], seconds, depth: int) -> list[Phase]:
-    found = [Phase(ROLLOUT, seconds(ROLLOUT_SECONDS), depth)]
+    parts = [Phase(ROLLOUT, seconds(ROLLOUT_SECONDS), depth)]
     thresholds = {run.threshold() for run in runs}
     are_alike = len(thresholds) == 1 and None not in thresholds
     tail = seconds(TAIL_SECONDS)
     if are_alike and tail.any(axis=0).all():
-        found.append(Phase(TAIL, tail, depth + 1))
-    return found
+        parts.append(Phase(TAIL, tail, depth + 1))
+    return parts
 
 
 def gain_of(phase: Phase, step: Phase | None) -> Gain:
@@ -107,7 +107,7 @@ def table_of_phases(runs: list[Run]) -> tuple[tuple, list[tuple]]:
     whole = next((phase for phase in phases if phase.name == STEP), None)
     names = [run.name for run in reversed(runs[:2])]
     if len(names) == 1:
-        return ("seconds a step", *names), [(_indented(one), f"{one.means[0]:.2f}") for one in phases]
+        return ("seconds a step", *names), [(_indented(phase), f"{phase.means[0]:.2f}") for phase in phases]
     rows = []
     unchanged = []
     for phase in phases:
@@ -133,10 +133,10 @@ def _indented(phase: Phase) -> str:
 
 def outside_of_steps(runs: list[Run]) -> list[str]:
     """Names and seconds of what verl times beside its step, in the steps that have it."""
-    found = []
+    lines = []
     for name in OUTSIDE:
-        its = values(runs[:2], TIMED + name)
-        if len(its):
-            seconds = " and ".join(f"{mean:.2f} s ({run.name})" for mean, run in zip(its.mean(0), runs, strict=False))
-            found.append(f"{name} comes on top: {seconds}, mean of the steps that have it: {len(its)}")
-    return found
+        rows = values(runs[:2], TIMED + name)
+        if len(rows):
+            seconds = " and ".join(f"{mean:.2f} s ({run.name})" for mean, run in zip(rows.mean(0), runs, strict=False))
+            lines.append(f"{name} comes on top: {seconds}, mean of the steps that have it: {len(rows)}")
+    return lines

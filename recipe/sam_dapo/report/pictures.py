@@ -67,9 +67,9 @@ def draw_rollout(runs: list[Run], against: dict[str, Any] | None) -> list[Pictur
     if against:
         stock = "Engines alone emit this run's responses; the bars are medians, the lines ranges over rounds."
         drawn.append(("Beside stock vLLM", stock, partial(_stock, against)))
-    drawn += [(one.name.capitalize(), one.caption, partial(_curve, one)) for one in CURVES]
-    found = [_drawn(SIZE, *one, runs) for one in drawn]
-    return [one for one in found if one]
+    drawn += [(curve.name.capitalize(), curve.caption, partial(_curve, curve)) for curve in CURVES]
+    pictures = [_drawn(SIZE, title, caption, draw, runs) for title, caption, draw in drawn]
+    return [picture for picture in pictures if picture]
 
 
 def _drawn(size: tuple[float, float], title: str, caption: str, draw, runs: list[Run]) -> Picture | None:
@@ -145,17 +145,18 @@ def _drafts(axes, runs: list[Run]) -> Labels:
 
 def _responses(axes, runs: list[Run]) -> Labels:
     step = runs[0].median_step()
-    found = [(number, run, run.spans(step)) for number, run in enumerate(runs[:2])]
-    found = [one for one in found if one[2]]
-    if not found:
+    timed = [(number, run, run.spans(step)) for number, run in enumerate(runs[:2])]
+    timed = [(number, run, spans) for number, run, spans in timed if spans]
+    if not timed:
         return None
     # Rows are in the order of the ends in the baseline: the tail is at the top.
-    order = sorted(found[-1][2].items(), key=lambda item: item[1][1])
+    _, _, baseline = timed[-1]
+    order = sorted(baseline.items(), key=lambda item: item[1][1])
     row_of = {key: row for row, (key, _) in enumerate(order)}
-    for number, run, spans in reversed(found):
+    for number, run, spans in reversed(timed):
         begun = min(begin for begin, _ in spans.values())
-        its = [(row_of[key], begin - begun, end - begun) for key, (begin, end) in spans.items() if key in row_of]
-        rows, begins, ends = np.array(its).T
+        lines = [(row_of[key], begin - begun, end - begun) for key, (begin, end) in spans.items() if key in row_of]
+        rows, begins, ends = np.array(lines).T
         width = 3.4 if number else 1.6
         color = COLORS[number]
         axes.hlines(rows, begins, ends, color=color, linewidth=width if len(rows) < 100 else width / 2, label=run.name)

@@ -5,6 +5,7 @@ them, with the `steps` whose text they emitted, the first one's to warm up, and 
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -28,11 +29,13 @@ from sam.record.responses import (
 )
 from sam.record.tokenizer import Tokenizer
 
-ROLLOUT_SECONDS, TAIL_SECONDS = "rollout/seconds", "rollout/tail_seconds"
+ROLLOUT_SECONDS = "rollout/seconds"
+TAIL_SECONDS = "rollout/tail_seconds"
 STOCK_FILE = "stock.json"
 POLICY = "goodput"  # of sam.bench's engines with sam or a trained drafter
 MEASURE = "sam bench --run"
-TEXTS, SHOWN = 3, 400  # responses that the page shows, and tokens of each
+TEXTS = 3  # responses that the page shows
+SHOWN = 400  # tokens of each
 
 
 @dataclass
@@ -64,7 +67,8 @@ class Run:
         """Read a run directory of `sam run`; ReadError: no step has finished there, or a file is damaged."""
         if not (directory / METRICS_FILE).is_file():
             raise ReadError(f"{directory}: no {METRICS_FILE} there; expected a run directory of sam run")
-        config, versions = read_config(directory), json_object(directory / "versions.json")
+        config = read_config(directory)
+        versions = json_object(directory / "versions.json")
         return cls(config["speculation"]["method"], directory, config, versions, read_metrics(directory))
 
     @property
@@ -94,22 +98,20 @@ class Run:
     def spans(self, step: int) -> dict[tuple[int, int], tuple[float, float]]:
         """(prompt, sample) -> when a step's response was asked for and when it was there, Unix seconds; of those that
         say so, which older versions' do not."""
-        found = {}
-
-        def read(row: dict[str, Any], place: str) -> None:
-            if (its := row.get("generated_s")) is not None:
-                are_times = isinstance(its, list) and len(its) == 2 and all(type(one) in (int, float) for one in its)
-                expect(are_times, f"{place}, generated_s", "two times", its)
-                found[row.get("prompt"), row.get("sample")] = tuple(its)
-
-        if (path := responses_path(self.directory, step)).is_file():
-            list(json_rows(path, read))
-        return found
+        path = responses_path(self.directory, step)
+        if not path.is_file():
+            return {}
+        spans = {}
+        for key, span in json_rows(path, _span_of):
+            if span is not None:
+                spans[key] = span
+        return spans
 
     def threshold(self) -> int | None:
         """Running requests at or below which a rollout is in its tail; None where the run's config has none."""
-        value = (self.config.get("speculation") or {}).get(name := "batch_size_threshold")
-        expect(value is None or type(value) is int, f"{self.directory}, speculation.{name}", "a whole number", value)
+        value = (self.config.get("speculation") or {}).get("batch_size_threshold")
+        place = f"{self.directory}, speculation.batch_size_threshold"
+        expect(value is None or type(value) is int, place, "a whole number", value)
         return value
 
     def series(self, key: str) -> tuple[list[int], list[float]]:
@@ -129,48 +131,71 @@ class Run:
         if None in sums:
             return None, None
         verified, accepted, drafted = sums
-        return 1 + (accepted / verified if verified else 0.0), (accepted / drafted if drafted else 0.0)
+        length = 1 + accepted / verified if verified else 1.0
+        rate = accepted / drafted if drafted else 0.0
+        return length, rate
+
+
+def _span_of(row: dict[str, Any], place: str) -> tuple[tuple, tuple[float, float] | None]:
+    """A response's prompt and sample, and when it was asked for and there; None where the row does not say so."""
+    key = (row.get("prompt"), row.get("sample"))
+    times = row.get("generated_s")
+    if times is None:
+        return key, None
+    are_times = isinstance(times, list) and len(times) == 2 and all(type(time) in (int, float) for time in times)
+    expect(are_times, f"{place}, generated_s", "two times", times)
+    return key, tuple(times)
 
 
 def load_runs(directories: list[Path]) -> list[Run]:
     """Read run directories, and give the runs different names."""
-    runs, names = [Run.load(directory) for directory in directories], []
+    runs = [Run.load(directory) for directory in directories]
+    counts = Counter()
     for run in runs:
-        names.append(run.name)
-        if (count := names.count(run.name)) > 1:
-            run.name = f"{run.name} {count}"
+        counts[run.name] += 1
+        if counts[run.name] > 1:
+            run.name = f"{run.name} {counts[run.name]}"
     return runs
 
 
 def common_steps(runs: list[Run]) -> list[int]:
     """Training steps that all have; ReadError if there are none."""
-    if steps := sorted(set.intersection(*(set(run.steps) for run in runs))):
-        return steps
-    has = "; ".join(f"{run.directory} has {run.steps[0]} to {run.steps[-1]}" for run in runs)
-    raise ReadError(f"{has}: no training step in common: name runs that began alike")
+    steps = set.intersection(*(set(run.steps) for run in runs))
+    if not steps:
+        has = "; ".join(f"{run.directory} has {run.steps[0]} to {run.steps[-1]}" for run in runs)
+        raise ReadError(f"{has}: no training step in common: name runs that began alike")
+    return sorted(steps)
 
 
-def compare_responses(one: Run, other: Run) -> dict[int, tuple[int, int]]:
+def compare_responses(first: Run, second: Run) -> dict[int, tuple[int, int]]:
     """step -> (identical responses, responses that both runs have); empty where a run has not recorded them."""
-    result = {}
-    for step in sorted(set(one.steps) & set(other.steps)) if one.has_responses and other.has_responses else ():
-        mine, theirs = (
-            {row[:2]: row.response_tokens for row in read_responses(run.directory, step)} for run in (one, other)
-        )
-        common = mine.keys() & theirs.keys()
-        result[step] = (sum(np.array_equal(mine[key], theirs[key]) for key in common), len(common))
-    return result
+    if not first.has_responses or not second.has_responses:
+        return {}
+    counts = {}
+    for step in sorted(set(first.steps) & set(second.steps)):
+        ours = _response_tokens(first, step)
+        theirs = _response_tokens(second, step)
+        common = ours.keys() & theirs.keys()
+        identical = sum(np.array_equal(ours[key], theirs[key]) for key in common)
+        counts[step] = (identical, len(common))
+    return counts
+
+
+def _response_tokens(run: Run, step: int) -> dict[tuple, np.ndarray]:
+    """Token ids of a step's responses, by prompt and sample."""
+    return {row[:2]: row.response_tokens for row in read_responses(run.directory, step)}
 
 
 def of_seeds(runs: list[Run]) -> list[list[Run]]:
     """The first two runs, and the pairs behind them of the same methods, each of one further seed."""
-    found: dict[str, list[Run]] = {}
+    pairs: dict[str, list[Run]] = {}
     methods = [run.name.partition(" ")[0] for run in runs]
     for n in range(0, len(runs) - 1, 2):
-        one, other = (str(run.config.get("seed")) for run in runs[n : n + 2])
-        if n == 0 or (one == other and methods[n : n + 2] == methods[:2]):
-            found.setdefault(one, runs[n : n + 2])
-    return [*found.values()]
+        pair = runs[n : n + 2]
+        seed, baselines_seed = (str(run.config.get("seed")) for run in pair)
+        if n == 0 or (seed == baselines_seed and methods[n : n + 2] == methods[:2]):
+            pairs.setdefault(seed, pair)
+    return [*pairs.values()]
 
 
 def drafted_texts(run: Run) -> list[list[tuple[str, str]]]:
@@ -181,7 +206,8 @@ def drafted_texts(run: Run) -> list[list[tuple[str, str]]]:
     if not run.has_responses or run.config["speculation"]["method"] != "sam":
         return []
     try:
-        with one_line(place := f"{run.directory / CONFIG_FILE}", "no model and number of draft tokens"):
+        place = str(run.directory / CONFIG_FILE)
+        with one_line(place, "no model and number of draft tokens"):
             model = str(run.config["actor_rollout_ref"]["model"]["path"])
             budget = np.array([run.config["speculation"]["num_speculative_tokens"]], np.int32)
             drafter = make_drafter("sam", "group", int(budget[0]))
@@ -190,7 +216,8 @@ def drafted_texts(run: Run) -> list[list[tuple[str, str]]]:
     except ReadError as error:
         run.remarks.append(f"{error}: left out")
         return []
-    rows, samples = read_responses(run.directory, run.steps[-1]), []
+    rows = read_responses(run.directory, run.steps[-1])
+    samples = []
     for row in rows:
         if row.prompt == rows[0].prompt and len(row.response_tokens):
             spans = [[min(edge, SHOWN) for edge in span] for span in row.given_spans]
@@ -199,7 +226,8 @@ def drafted_texts(run: Run) -> list[list[tuple[str, str]]]:
     kinds = {sample.name: np.full(len(sample.response), "", "U7") for sample in samples}
     while live := [sample for sample in samples if not sample.finished]:
         for sample in live:
-            begin, drafts = sample.accepted, drafter.draft([sample.name], budget)
+            begin = sample.accepted
+            drafts = drafter.draft([sample.name], budget)
             accepted, generated, new = sample.verify(drafts.token_ids)
             kinds[sample.name][begin : begin + accepted] = "drafted"
             kinds[sample.name][begin + generated : sample.accepted] = "given"
@@ -225,27 +253,28 @@ def load_stock(directory: Path, run: Run) -> tuple[dict[str, Any] | None, str]:
         return None, f"Stock vLLM was not measured: {MEASURE} {where}, then this report again"
     try:
         with one_line(str(path), f"not what {MEASURE} writes"):
-            found = json_object(path)
-            table_of(found), method_of(found)
-            is_its_text = text_of(run, found["steps"]) == found["text"]
+            result = json_object(path)
+            table_of(result)  # raises where it has no rows
+            method = method_of(result)
+            is_of_run = text_of(run, result["steps"]) == result["text"]
     except ReadError as error:
         return None, f"{error}: left out, measure again with {MEASURE}"
-    if not is_its_text:
+    if not is_of_run:
         return None, f"{path} is of another run's text and left out: measure again with {MEASURE}"
     policy = (run.config.get("speculation") or {}).get("policy")
-    if method_of(found) in ("sam", *WITH_DRAFT_MODEL) and policy != POLICY:
-        return found, f"engines alone drafted with policy={POLICY}, the run with policy={policy}"
-    return found, ""
+    if method in ("sam", *WITH_DRAFT_MODEL) and policy != POLICY:
+        return result, f"engines alone drafted with policy={POLICY}, the run with policy={policy}"
+    return result, ""
 
 
-def rows_of(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def rows_of(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The rows of the table by engine: stock, off and the run's method."""
-    return {row["variant"]: row for row in found["rows"]}
+    return {row["variant"]: row for row in result["rows"]}
 
 
-def method_of(found: dict[str, Any]) -> str:
+def method_of(result: dict[str, Any]) -> str:
     """The engine that drafts."""
-    return next(engine for engine in rows_of(found) if engine not in (STOCK, "off"))
+    return next(engine for engine in rows_of(result) if engine not in (STOCK, "off"))
 
 
 def text_of(run: Run, steps: list[int]) -> str:

@@ -37,5 +37,5 @@ def prompt_uid(step: int, prompt: int) -> str:
 
 def parse_prompt_uid(uid: str) -> tuple[int, int] | None:
     """(step, prompt) of a uid made by :func:`prompt_uid`; None for verl's random ones (validation)."""
-    found = re.fullmatch(r"(\d{6})-(\d{6})", uid)
-    return (int(found[1]), int(found[2])) if found else None
+    numbers = re.fullmatch(r"(\d{6})-(\d{6})", uid)
+    return (int(numbers[1]), int(numbers[2])) if numbers else None

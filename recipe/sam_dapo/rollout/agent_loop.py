@@ -6,7 +6,7 @@ import re
 import time
 import traceback
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 import transfer_queue as tq
@@ -22,7 +22,7 @@ ROW = "__row__"  # which prompt of its step or validation a prompt is
 FAILURE = "failure_said"  # tag of a prompt one of whose responses failed
 SPAN = "generated_s"  # of a response: when it was asked for and when it was there, Unix seconds
 INSTALLED = re.compile(r"(site|dist)-packages/|/lib/python\d")
-FRAME = re.compile(r'  File "(.+?\.py", line \d+).*\n')
+FRAME = re.compile(r'  File "(.+?\.py)", line (\d+).*\n')  # of a traceback that Ray brings as text
 CHAINED = "\nThe above exception was the direct cause of the following exception:"
 
 
@@ -38,14 +38,16 @@ class SeededManager(AgentLoopManagerTQ):
     def generate_sequences(self, prompts: TensorDict) -> None:
         """verl's."""
         validates = bool(prompts["validate"]) if "validate" in prompts else False
-        now, last = (validates, int(prompts["global_steps"])), self._last
-        if validates and now != last:
+        now = (validates, int(prompts["global_steps"]))
+        if validates and now != self._last:
             self._rows[now] = 0  # a validation has the same seeds whenever it is made; training may go on behind it
-        self._last, first = now, self._rows[now]
+        self._last = now
+        first = self._rows[now]
         self._rows[now] += len(prompts)
         rows = list(range(first, self._rows[now]))
-        for key in {ROW, *({"index"} - set(prompts.keys()))}:  # a user's dataset may lack the index that verl reads
-            tu.assign_non_tensor_stack(prompts, key, rows)
+        tu.assign_non_tensor_stack(prompts, ROW, rows)
+        if "index" not in prompts.keys():  # verl reads it, and a user's dataset may lack it
+            tu.assign_non_tensor_stack(prompts, "index", rows)
         super().generate_sequences(prompts)
 
 
@@ -53,18 +55,20 @@ class SeededWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
     """verl's worker, whose agent loops ask for tokens through a client that gives their requests seeds."""
 
     async def _run_agent_loop(self, sampling_params: dict[str, Any], trajectory: dict[str, Any], **kwargs):
-        row, uid, sample = kwargs.pop(ROW), str(kwargs["uid"]), int(kwargs["session_id"])
-        partition, split = ("val", "validation") if trajectory["validate"] else ("train", "train")
+        row = kwargs.pop(ROW)
+        uid = str(kwargs["uid"])
         step, prompt = parse_prompt_uid(uid) or (int(trajectory["step"]), row)
+        split = "validation" if trajectory["validate"] else "train"
+        seed = sample_seed(self.rollout_config.seed, split, step, prompt, int(kwargs["session_id"]))
         session = copy.copy(self)  # a worker runs many agent loops at once
         session.llm_client = copy.copy(self.llm_client)
-        seed = sample_seed(self.rollout_config.seed, split, step, prompt, sample)
         session.requests = SeededRequests(self.llm_client.generate, seed)
         session.llm_client.generate = session.requests.generate
         try:
             return await super(SeededWorker, session)._run_agent_loop(sampling_params, trajectory, **kwargs)
         except Exception as error:
             tag = {FAILURE: describe(error, kwargs.get("data_source"))}
+            partition = "val" if trajectory["validate"] else "train"  # verl's names
             await tq.async_kv_put(key=uid, partition_id=partition, tag=tag)
             raise
 
@@ -73,8 +77,18 @@ class SeededWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         for output in outputs:
             output.extra_fields[SPAN] = self.requests.span()
         await super()._compute_score(outputs, kwargs)
-        if not math.isfinite(score := outputs[-1].reward_score):  # a TypeError that names the kind of anything else
+        score = outputs[-1].reward_score
+        if not math.isfinite(score):  # a TypeError that names the kind of anything else
             raise ValueError(f"the reward is {score}, expected a finite number")
+
+
+class Turn(NamedTuple):
+    """A request of a conversation: its token ids, its seed, the first prompt's tokens, and its number from 1."""
+
+    tokens: list[int]
+    seed: int
+    first_prompt: int
+    number: int
 
 
 class SeededRequests:
@@ -90,8 +104,7 @@ class SeededRequests:
         self._generate = generate
         self._seed = seed
         self._begun: Counter[tuple[int, ...]] = Counter()
-        # Of each that has ended: its tokens, seed, tokens of the conversation's first prompt, and turn.
-        self._ended: list[tuple[list[int], int, int, int]] = []
+        self._ended: list[Turn] = []
         self._began = time.time()
         self._finished = self._began
 
@@ -105,25 +118,30 @@ class SeededRequests:
         An asynchronous trainer's client goes on with an interrupted response below this, with the same parameters.
         """
         prompt = [int(token) for token in prompt_ids]
-        seed, first, turn = self._turn_of(prompt)
-        given = {"detokenize": bool(sampling_params.get("stop")), **sampling_params}
-        if given.get("seed") is None:
-            given["seed"] = seed
-        given = with_hints(given, prompt_tokens=first, turn=turn if turn > 1 else None)
-        output = await self._generate(request_id, prompt_ids=prompt_ids, sampling_params=given, **kwargs)
+        turn = self._turn_of(prompt)
+        parameters = {"detokenize": bool(sampling_params.get("stop")), **sampling_params}
+        if parameters.get("seed") is None:
+            parameters["seed"] = turn.seed
+        number = turn.number if turn.number > 1 else None
+        parameters = with_hints(parameters, prompt_tokens=turn.first_prompt, turn=number)
+        output = await self._generate(request_id, prompt_ids=prompt_ids, sampling_params=parameters, **kwargs)
         self._finished = time.time()
-        self._ended.append((prompt + list(output.token_ids), seed, first, turn))
+        self._ended.append(turn._replace(tokens=prompt + list(output.token_ids)))
         return output
 
-    def _turn_of(self, prompt: list[int]) -> tuple[int, int, int]:
-        if before := [one for one in self._ended if prompt[: len(one[0])] == one[0]]:
-            longest = max(before, key=lambda one: len(one[0]))
-            self._ended.remove(longest)  # a second continuation would draw the first one's numbers
-            _, seed, first, turn = longest
-            return seed, first, turn + 1
-        is_first, repeat = not self._begun, self._begun[tuple(prompt)]
-        self._begun[tuple(prompt)] += 1
-        return self._seed if is_first else further_seed(self._seed, prompt, repeat), len(prompt), 1
+    def _turn_of(self, prompt: list[int]) -> Turn:
+        """Which turn of which conversation a request is."""
+        before = [turn for turn in self._ended if prompt[: len(turn.tokens)] == turn.tokens]
+        if before:
+            last = max(before, key=lambda turn: len(turn.tokens))
+            self._ended.remove(last)  # a second continuation would draw the first one's numbers
+            return last._replace(tokens=prompt, number=last.number + 1)
+        seed = self._seed
+        repeat = self._begun[tuple(prompt)]
+        if self._begun:
+            seed = further_seed(seed, prompt, repeat)
+        self._begun[tuple(prompt)] = repeat + 1
+        return Turn(prompt, seed, first_prompt=len(prompt), number=1)
 
 
 def describe(error: Exception, data_source: Any) -> str:
@@ -131,10 +149,30 @@ def describe(error: Exception, data_source: Any) -> str:
 
     Of exceptions that caused each other, the first; of one in another process, by the traceback that Ray brings.
     """
-    blocks = "".join(traceback.format_exception(error)).split(CHAINED)
-    text = next((block for block in blocks if FRAME.search(block)), blocks[-1])
-    *frames, last = FRAME.split(text)  # what stands before each frame, its place, and what stands behind all
-    own = [one for one in frames[1::2] if not INSTALLED.search(one) and not one.startswith(__file__)] or frames[1::2]
-    place = [one.replace('", line ', ":") for one in own[-1:]]
-    said = re.search(r"^\S.*", last, re.MULTILINE | re.DOTALL)
-    return f"data_source {data_source!r}: {': '.join([*place, ' '.join((said or [last])[0].split())[:200]])}"
+    chain = [error]
+    while chain[-1].__cause__ is not None:
+        chain.append(chain[-1].__cause__)
+    for cause in reversed(chain):
+        frames, message = _frames_and_message(cause)
+        if frames:
+            break
+    own = [frame for frame in frames if not INSTALLED.search(frame[0]) and frame[0] != __file__]
+    place = "".join(f"{file}:{line}: " for file, line in (own or frames)[-1:])
+    return f"data_source {data_source!r}: {place}{' '.join(message.split())[:200]}"
+
+
+def _frames_and_message(error: BaseException) -> tuple[list[tuple[str, int | str]], str]:
+    """File and line of each frame, the innermost last, and the exception in words.
+
+    Where an exception's text has frames, as that of another process which Ray brings, the words come behind them.
+    """
+    frames: list[tuple[str, int | str]] = []
+    for frame in traceback.extract_tb(error.__traceback__):
+        if frame.filename.endswith(".py"):
+            frames.append((frame.filename, frame.lineno))
+    blocks = "".join(traceback.format_exception_only(error)).split(CHAINED)
+    block = next((block for block in blocks if FRAME.search(block)), blocks[-1])
+    frames += FRAME.findall(block)
+    behind = FRAME.split(block)[-1]  # the code of the last frame, which is indented, and then the exception
+    message = re.search(r"^\S.*", behind, re.MULTILINE | re.DOTALL)
+    return frames, message[0] if message else behind

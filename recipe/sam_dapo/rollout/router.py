@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipe.sam_dapo.launch import routing
 from sam.history.database import ResponseLengths
+from sam.record import replacing
 from sam.routing import ContextPolicy, RoutingSettings
 
 ACTOR_CLASS = f"{__name__}.ContextRouterActor"
@@ -45,13 +46,15 @@ def write_config(config: DictConfig) -> None:
     """Write the file that `rollout.router_config_path` names, for a run with routing=context."""
     path = Path(config.actor_rollout_ref.rollout.router_config_path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    speculation = config.speculation
     settings = {
         "router_class": ACTOR_CLASS,
         "chunk_tokens": config.routing.chunk_tokens,
-        "lookahead_tokens": config.speculation.num_speculative_tokens if config.speculation.method != "off" else 0,
-        "history": config.speculation.history_path,
+        "lookahead_tokens": 0 if speculation.method == "off" else speculation.num_speculative_tokens,
+        "history": speculation.history_path,
     }
-    OmegaConf.save(OmegaConf.create(settings), path)
+    with replacing(path) as partial:
+        OmegaConf.save(OmegaConf.create(settings), partial)
 
 
 def take_metrics(trainer) -> dict[str, float]:
@@ -79,10 +82,13 @@ class ContextRouter:
 
     def __init__(self, servers: dict[str, Any], config: dict[str, Any]):
         self._policy = ContextPolicy(RoutingSettings(config["chunk_tokens"], config["lookahead_tokens"], AHEAD))
-        self._taken, self._most_waiting = dict(self._policy.counters), 0  # at the last call of take_metrics
-        self._lengths = ResponseLengths(Path(folder)) if (folder := config.get("history")) else None
+        self._taken = dict(self._policy.counters)  # at the last call of take_metrics
+        self._most_waiting = 0  # since then
+        history = config.get("history")
+        self._lengths = ResponseLengths(Path(history)) if history else None
         self._servers = dict(servers)
-        self._measuring, self._measured = asyncio.Lock(), False
+        self._measuring = asyncio.Lock()
+        self._measured = False
         self._waiting: dict[str, asyncio.Future[Placement]] = {}  # by request
         self._conversations: dict[str, str] = {}  # of the requests that are here
         self._last_server = LRUCache(maxsize=CONVERSATIONS)  # of each conversation
@@ -116,7 +122,8 @@ class ContextRouter:
     def release(self, id: str, tokens: int | None) -> None:
         """Let a complete response go, its last chunk after `tokens` tokens; None: it failed or was given up."""
         self._conversations.pop(id, None)
-        if (future := self._waiting.pop(id, None)) is not None:
+        future = self._waiting.pop(id, None)
+        if future is not None:
             future.cancel()  # or its call would stay, and the actor takes no end of calls
         if tokens is None:
             self._policy.abort(id)
@@ -130,9 +137,11 @@ class ContextRouter:
 
     def take_metrics(self) -> dict[str, float]:
         """Metrics since the last call: ContextPolicy.counters, and waiting_max, most requests that waited."""
-        counters, waiting = dict(self._policy.counters), max(self._most_waiting, self._policy.waiting)
-        values = {"waiting_max": waiting} | {name: count - self._taken[name] for name, count in counters.items()}
-        self._taken, self._most_waiting = counters, 0
+        counters = dict(self._policy.counters)
+        values = {name: count - self._taken[name] for name, count in counters.items()}
+        values["waiting_max"] = max(self._most_waiting, self._policy.waiting)
+        self._taken = counters
+        self._most_waiting = 0
         return {f"rollout/routing/{name}": float(value) for name, value in values.items()}
 
     async def read_history(self) -> None:
@@ -144,7 +153,8 @@ class ContextRouter:
     async def _place(self, id: str) -> Placement:
         if not self._servers:
             raise RuntimeError(NO_SERVERS)
-        self._waiting[id] = future = asyncio.get_running_loop().create_future()
+        future = asyncio.get_running_loop().create_future()
+        self._waiting[id] = future
         self._start_waiting()
         placement = await future
         self._last_server[self._conversations[id]] = placement.server_id
@@ -163,17 +173,20 @@ class ContextRouter:
         async with self._measuring:
             if self._measured:
                 return
-            found = await asyncio.gather(*(handle.routing_limits.remote() for handle in self._servers.values()))
-            for server, limits in zip(self._servers, found, strict=True):
+            replicas = await asyncio.gather(*(handle.routing_limits.remote() for handle in self._servers.values()))
+            for server, limits in zip(self._servers, replicas, strict=True):
                 self._policy.add_replica(server, limits["kv_tokens"], limits["slots"], limits["block_tokens"])
-            if found and self._policy.settings.chunk_tokens is None and (remark := kv_remark(**found[0])):
-                print(remark, flush=True)
+            if replicas and self._policy.settings.chunk_tokens is None:
+                remark = kv_remark(**replicas[0])
+                if remark:
+                    print(remark, flush=True)
             self._measured = True
 
 
 def kv_remark(kv_tokens: int, slots: int, max_model_len: int, **_) -> str | None:
     """What to say of a replica, by its `routing_limits`, whose KV cache does not hold whole responses in all slots."""
-    if (fit := kv_tokens // max_model_len) >= slots:
+    fit = kv_tokens // max_model_len
+    if fit >= slots:
         return None
     return (
         f"routing=context: a replica's KV cache of {kv_tokens} tokens holds {fit} of its {slots} requests at full "

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas
 
-from recipe.sam_dapo.record import build_command, build_once
+from recipe.sam_dapo.assets import build_command, build_once
 from recipe.sam_dapo.smollm2.task import TASKS, draw_rows
 from sam.command import Parser
 
@@ -38,7 +38,9 @@ def prepare_assets(output: Path, settings: AssetSettings) -> bool:
     Raises:
         ValueError: a package is not installed, or `output` holds something else.
     """
-    gguf_file, made_of = find_gguf(), (*(Path(__file__).with_name(name) for name in SOURCES), *PACKAGES)
+    gguf_file = find_gguf()
+    sources = [Path(__file__).with_name(name) for name in SOURCES]
+    made_of = [*sources, *PACKAGES]
     return build_once(output, NAME, asdict(settings), made_of, lambda folder: _build(folder, settings, gguf_file))
 
 

@@ -65,7 +65,8 @@ def draw_rows(name: str, seed: int) -> Iterator[dict]:
     """Different problems of one of TASKS as rows of verl's parquet format, 100,000 at most."""
     with warnings.catch_warnings(action="ignore", category=SyntaxWarning):  # of a package that it imports
         import reasoning_gym
-    task, seen = TASKS[name], {question for question, _ in TASKS[name].examples}
+    task = TASKS[name]
+    seen = {question for question, _ in task.examples}
     shown = [
         {"role": role, "content": text}
         for example in task.examples

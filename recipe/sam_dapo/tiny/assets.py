@@ -18,7 +18,7 @@ from random import Random
 
 import pandas
 
-from recipe.sam_dapo.record import build_command, build_once
+from recipe.sam_dapo.assets import build_command, build_once
 from recipe.sam_dapo.tiny import shipped
 from recipe.sam_dapo.tiny.model import ModelSettings, build_model
 from recipe.sam_dapo.tiny.task import Problem, TaskSettings, as_row, draw_problems
@@ -48,7 +48,8 @@ def prepare_assets(output: Path, settings: AssetSettings) -> bool:
     Raises:
         ValueError: `output` holds something else than assets.
     """
-    made_of = (*(Path(__file__).with_name(name) for name in SOURCES), "torch", "transformers")
+    sources = [Path(__file__).with_name(name) for name in SOURCES]
+    made_of = [*sources, "torch", "transformers"]
     return build_once(output, NAME, asdict(settings), made_of, lambda folder: _build(folder, settings))
 
 

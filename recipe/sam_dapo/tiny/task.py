@@ -78,11 +78,14 @@ class Problem:
         return "\n".join([*written, f"answer: {answer}"])
 
     def _walk(self, slip: int | None) -> tuple[list[str], int]:
-        written, before, last = [], self.first, self.second
+        written = []
+        before = self.first
+        last = self.second
         for line, letter in enumerate(self.letters):
             result = (before + last + (1 if line == slip else 0)) % MODULUS
             written.append(f"{letter} {before}+{last} is {result}")
-            before, last = last, result
+            before = last
+            last = result
         return written, last
 
 

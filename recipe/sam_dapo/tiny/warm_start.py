@@ -38,7 +38,8 @@ class WarmStartSettings:
 @contextmanager
 def deterministic(threads: int) -> Iterator[None]:
     """Deterministic kernels on a fixed number of threads; the settings found are put back afterwards."""
-    before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    threads_before = torch.get_num_threads()
+    was_deterministic = torch.are_deterministic_algorithms_enabled()
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads it; filling takes a tenth
@@ -46,8 +47,8 @@ def deterministic(threads: int) -> Iterator[None]:
         yield
     finally:
         torch.utils.deterministic.fill_uninitialized_memory = True  # torch's default
-        torch.use_deterministic_algorithms(before[1])
-        torch.set_num_threads(before[0])
+        torch.use_deterministic_algorithms(was_deterministic)
+        torch.set_num_threads(threads_before)
 
 
 def draw_batches(
@@ -106,7 +107,8 @@ def warm_start(
     losses = []
     model.train()
     with deterministic(settings.threads):
-        for step in (progress := tqdm(range(settings.steps), desc="warm start", mininterval=5.0)):
+        progress = tqdm(range(settings.steps), desc="warm start", mininterval=5.0)
+        for step in progress:
             inputs, targets = next(easy if step < settings.short_share * settings.steps else all_lengths)
             # Padding stands on the right, where causal attention never looks: no mask is needed.
             logits = model(input_ids=inputs, use_cache=False).logits

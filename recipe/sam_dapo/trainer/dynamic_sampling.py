@@ -23,14 +23,8 @@ from recipe.sam_dapo.rollout.agent_loop import FAILURE, SPAN
 
 POLL_SECONDS = 0.05
 COUNTS = ("rounds", "dropped_groups", "failed_groups", "failed_responses", "surplus_groups")
-FIELDS = [
-    "prompts",
-    "responses",
-    "response_mask",
-    "rm_scores",
-    "extra_fields",
-    "data_source",
-]  # of a response in TransferQueue
+# Of a response in TransferQueue.
+FIELDS = ["prompts", "responses", "response_mask", "rm_scores", "extra_fields", "data_source"]
 logger = logging.getLogger(__name__)
 
 
@@ -67,7 +61,10 @@ class DapoRounds(ReplayBuffer):
             self._say_failures(partition_id, uids, f"the validation at step {global_steps}")
             self.validated += [row for _uid, row, _metrics in self._responses(partition_id, uids)]
             return self._take(partition_id, uids), {}
-        self.rows, self._counts, kept, seen = [], dict.fromkeys(COUNTS, 0), [], set()
+        self.rows = []
+        self._counts = dict.fromkeys(COUNTS, 0)
+        kept = []
+        seen = set()
         dispatched = self.prompts_per_round(batch_size)  # by the trainer, before it calls us
         while True:
             new = [uid for uid in self._wait_for_groups(partition_id, dispatched) if uid not in seen]
@@ -91,29 +88,39 @@ class DapoRounds(ReplayBuffer):
     def _metrics(self) -> dict[str, float]:
         """Counts, and means over all responses, kept or dropped."""
         values = {**self._counts, "reward_all/mean": fmean(row["reward"] for row in self.rows)}
-        if right := [row["acc"] for row in self.rows if row["acc"] is not None]:
+        right = [row["acc"] for row in self.rows if row["acc"] is not None]
+        if right:
             values["acc_all/mean"] = fmean(right)
         return {f"rollout/{name}": value for name, value in values.items()}
 
     def _groups_with_signal(self, partition_id: str, uids: list[str]) -> list[str]:
         """Add a round's responses and counts to the step's; returns the groups that may be trained on."""
-        kept, groups = [], {uid: [] for uid in uids}  # the metrics of each response, by its sample
+        groups = {uid: [] for uid in uids}  # the metrics of each response, by its sample
         for uid, row, metrics in self._responses(partition_id, uids):
             self.rows.append(row)
             groups[uid].append((row["sample"], metrics))
+        kept = []
         for uid, group in groups.items():
-            scored, failed = len({sample for sample, _ in group}), uid in self.failure_keys[partition_id]
-            self._counts["failed_responses"] += failed * max(0, self.settings.n - scored)
-            if scored < 1 + failed:
+            scored = len({sample for sample, _ in group})
+            least = 1
+            if uid in self.failure_keys[partition_id]:
+                self._counts["failed_responses"] += max(0, self.settings.n - scored)
+                least = 2
+            if scored < least:
                 self._counts["failed_groups"] += 1
-            elif not self.settings.enable or len({self._metric_of(uid, *one) for one in group}) > 1:
+            elif not self.settings.enable or self._has_signal(uid, group):
                 kept.append(uid)
             else:
                 self._counts["dropped_groups"] += 1
         return kept
 
+    def _has_signal(self, uid: str, group: list[tuple[int, dict[str, float]]]) -> bool:
+        """Whether the samples of a group differ in the metric."""
+        return len({self._metric_of(uid, sample, metrics) for sample, metrics in group}) > 1
+
     def _metric_of(self, uid: str, sample: int, metrics: dict[str, float]) -> float:
-        if (name := self.settings.metric) not in metrics:
+        name = self.settings.metric
+        if name not in metrics:
             raise ValueError(
                 f"algorithm.filter_groups.metric={name}: the reward gave {', '.join(metrics)} for sample {sample} of "
                 f"{uid}: set it to one of these, or let the reward return it always"
@@ -121,7 +128,9 @@ class DapoRounds(ReplayBuffer):
         return metrics[name]
 
     def _check_rounds_left(self, kept: int, wanted: int, global_steps: int, failure: str | None) -> None:
-        rounds, most, failed = self._counts["rounds"], self.settings.max_num_gen_batches, self._counts["failed_groups"]
+        rounds = self._counts["rounds"]
+        failed = self._counts["failed_groups"]
+        most = self.settings.max_num_gen_batches
         if (self.settings.enable or failed) and (rounds < most or most <= 0):
             return
         others = f"; {failed} groups failed, the first of the last round: {failure}" if failure else ""
@@ -140,8 +149,11 @@ class DapoRounds(ReplayBuffer):
         first = tq.kv_list()[partition_id][failed[0]].get(FAILURE, "train.log has the exception")
         if not self._trajectory_keys(partition_id, uids):
             raise RuntimeError(f"every response failed in {when}: {first}")
-        said = f"responses failed in {when}, to {len(failed)} of {len(uids)} prompts: {first}"
-        print(said, flush=True) if self._has_warned else logger.warning(said)
+        line = f"responses failed in {when}, to {len(failed)} of {len(uids)} prompts: {first}"
+        if self._has_warned:
+            print(line, flush=True)
+        else:
+            logger.warning(line)
         self._has_warned = True
         return first
 
@@ -158,7 +170,8 @@ class DapoRounds(ReplayBuffer):
 
     def _responses(self, partition_id: str, uids: list[str]) -> Iterator[tuple[str, dict[str, Any], dict[str, float]]]:
         """Each response of these groups: its group, its row, and its reward and the numbers that came with it."""
-        if not (keys := self._trajectory_keys(partition_id, uids)):
+        keys = self._trajectory_keys(partition_id, uids)
+        if not keys:
             return
         data = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=FIELDS)
         for key, prompt, response, mask, scores, extra, source in zip(
@@ -166,21 +179,30 @@ class DapoRounds(ReplayBuffer):
         ):
             uid, sample, _ = key.split("_")
             edges = np.flatnonzero(np.diff(mask.numpy() == 0, prepend=False, append=False))
-            metrics = {"reward": (reward := float(scores.sum()))}
-            said = getattr(extra, "data", extra)
-            for name, value in said.get("reward_extra_info", {}).items():
+            reward = float(scores.sum())
+            metrics = {"reward": reward}
+            extra_fields = getattr(extra, "data", extra)
+            for name, value in extra_fields.get("reward_extra_info", {}).items():
                 with suppress(TypeError, ValueError):  # texts are no metrics
                     metrics[name] = float(value)
-            row = {"prompt": parse_prompt_uid(uid)[1], "sample": int(sample), "round": self._counts["rounds"]}
-            row |= {"prompt_tokens": prompt.tolist(), "response_tokens": response.tolist()}
-            row |= {"given_spans": edges.reshape(-1, 2).tolist(), "reward": reward, "acc": metrics.get("acc")}
-            row |= {SPAN: said.get(SPAN)}
-            row["data_source"] = str(getattr(source, "data", source))
+            row = {
+                "prompt": parse_prompt_uid(uid)[1],
+                "sample": int(sample),
+                "round": self._counts["rounds"],
+                "prompt_tokens": prompt.tolist(),
+                "response_tokens": response.tolist(),
+                "given_spans": edges.reshape(-1, 2).tolist(),
+                "reward": reward,
+                "acc": metrics.get("acc"),
+                SPAN: extra_fields.get(SPAN),
+                "data_source": str(getattr(source, "data", source)),
+            }
             yield uid, row, metrics
 
     def _trajectory_keys(self, partition_id: str, uids: list[str]) -> list[str]:
-        keys, wanted = self.partitions[partition_id], set(uids)
-        return sorted((key for key in keys if key.split("_")[0] in wanted), key=_dispatch_order)
+        wanted = set(uids)
+        keys = [key for key in self.partitions[partition_id] if key.split("_")[0] in wanted]
+        return sorted(keys, key=_dispatch_order)
 
     def _take(self, partition_id: str, uids: list[str]) -> KVBatchMeta:
         """The groups' trajectories in dispatch order; their prompts leave the queue."""

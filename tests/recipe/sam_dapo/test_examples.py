@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from verl.utils.config import validate_config
 
-from recipe.sam_dapo.preflight import machine
+from recipe.sam_dapo.preflight import device_memory
 from recipe.sam_dapo.preflight.vllm_command import engine_arguments
 from sam.config import SpeculationConfig
 from tests.recipe.sam_dapo.preflight.test_machine import QWEN3_8B, QWEN3_32B
@@ -46,12 +46,12 @@ def test_a_training_is_one_of_verls_with_drafts_as_measured(tmp_path, script, mo
     assert config.actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config == wanted
     assert (config.trainer.device, config.speculation.policy, config.speculation.sharing) == (device, "goodput", "auto")
     parsed = engine_arguments(config)
-    assert machine.device_count(config) // parsed.tensor_parallel_size == engines
+    assert device_memory.device_count(config) // parsed.tensor_parallel_size == engines
     off = composed(*started(tmp_path, script, SPECULATION="off")[3:])
     assert off.actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config is None
-    found = machine.device_memory(config)
-    training, generating = sum(found.training.values()), found.weights + found.cache
-    assert max(training, generating) < found.device
+    memory = device_memory.device_memory(config)
+    training, generating = sum(memory.training), memory.generation.weights + memory.generation.cache
+    assert max(training, generating) < memory.device
     assert GIB.search((EXAMPLES / script).read_text()).groups() == (f"{training:.0f}", f"{generating:.0f}")
 
 

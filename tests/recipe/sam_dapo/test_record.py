@@ -1,12 +1,18 @@
 """What runs and builds leave on disk: metrics, settings, built folders."""
 
+import os
+import resource
+import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from recipe.sam_dapo.record import RunRecord, build_once, changes, keep, read_metrics, rollout_metrics
+from recipe.sam_dapo.assets import build_once
+from recipe.sam_dapo.record import RunRecord, read_metrics
+from recipe.sam_dapo.record.metrics import rollout_metrics
+from recipe.sam_dapo.record.settings import changes, keep
 from sam.record.engine_steps import EngineSteps
 from tests.recipe.sam_dapo.preflight.preflight_node import config_of
 
@@ -21,6 +27,52 @@ def test_a_line_written_by_halves_is_passed_over_and_gone_after_a_resume(tmp_pat
     record.start(first_step=2)
     record.append_metrics(2, {"a": 5})
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "a": 1.0}\n{"step": 2, "a": 5.0}\n'
+
+
+def killed_while_writing(directory, limit, act):
+    """Have another process act, which the kernel kills at the first byte that it writes to a file beyond `limit`."""
+    process = os.fork()
+    if process == 0:
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        act(directory)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == -signal.SIGXFSZ
+
+
+ROWS = [{"prompt": 0, "response_tokens": [1] * 40}]
+ACTS = {
+    "a config that goes on": lambda directory: keep(directory, OmegaConf.create({"seed": 1, "name": "x" * 60}), 3),
+    "responses": lambda directory: RunRecord(directory).write_rollouts(1, ROWS),
+    "a validation": lambda directory: RunRecord(directory).write_validation(1, ROWS),
+    "engine steps": lambda directory: engine().save(directory, 1),
+    "a phase": lambda directory: RunRecord(directory).enter("update" * 10),
+    "the metrics of a run that goes on": lambda directory: RunRecord(directory).start(first_step=3),
+    "a step's metrics": lambda directory: RunRecord(directory).append_metrics(3, {"a": 3.0, "b" * 90: 4.0}),
+}
+
+
+@pytest.mark.parametrize("limit", [0, 40, 90])
+@pytest.mark.parametrize("name", ACTS)
+def test_a_kill_while_a_file_is_written_leaves_each_as_it_was(tmp_path, name, limit):
+    keep(tmp_path, OmegaConf.create({"seed": 0, "name": "y" * 200}), None)
+    record = RunRecord(tmp_path)
+    record.enter("rollout")
+    for step in (1, 2, 3):
+        record.append_metrics(step, {"a": step, "c" * 40: 1.0})
+    record.write_rollouts(1, [])
+    record.write_validation(1, [])
+    PLAIN.save(tmp_path, 1)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    rows = read_metrics(tmp_path)
+    if name == "a step's metrics":
+        limit += len(before[tmp_path / "metrics.jsonl"])
+    assert killed_while_writing(tmp_path, limit, ACTS[name])
+    after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".partial"}
+    cut = tmp_path / "metrics.jsonl"
+    assert read_metrics(tmp_path) == rows and after.pop(cut).startswith(before.pop(cut))
+    assert after == before
+    assert not killed_while_writing(tmp_path, 1 << 20, ACTS[name]), "the next time it is written"
 
 
 OPTIM, ROLLOUT = "actor_rollout_ref.actor.optim", "actor_rollout_ref.rollout"

@@ -8,8 +8,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from recipe.sam_dapo import verl_plugin
-from recipe.sam_dapo.launch import sharing
+from recipe.sam_dapo import verl_plugin  # noqa: F401 - registers what `${sam:...}` stands for
+from recipe.sam_dapo.launch import sharing, speculation
 from recipe.sam_dapo.launch.config import verl_configs
 from sam.config import METHODS, WITH_DRAFT_MODEL, SpeculationConfig
 
@@ -32,7 +32,7 @@ def test_engines_are_given_what_the_recipe_gives_them(device, method):
         f"+speculation={method}", "speculation.num_speculative_tokens=5", f"trainer.device={device}", *drafter
     )
     vllm = OmegaConf.to_container(config.actor_rollout_ref.rollout.engine_kwargs.vllm)
-    assert vllm["additional_config"] == {"speculation": verl_plugin.resolved(config).to_dict()}
+    assert vllm["additional_config"] == {"speculation": speculation.resolved(config).to_dict()}
     wanted = SpeculationConfig.from_dict(vllm["additional_config"]["speculation"])
     assert (wanted.method, wanted.num_speculative_tokens) == (method, 5)
     ahead = method in ("sam", *WITH_DRAFT_MODEL) and device != "cpu"  # there vLLM schedules ahead
@@ -42,7 +42,7 @@ def test_engines_are_given_what_the_recipe_gives_them(device, method):
 def test_replicas_share_text_in_a_log_that_has_room():
     """verl's own numbers: 8 devices that train, two to an engine; with 8 more that do not, those are replicas too."""
     config = composed("+speculation=sam")
-    assert config.speculation.sharing == "auto" and verl_plugin.resolved(config).sharing == "replicas"
+    assert config.speculation.sharing == "auto" and speculation.resolved(config).sharing == "replicas"
     assert config.data.gen_batch_size is None and (mib := sharing.needed_mib(config)) > 0
     ahead = composed("+speculation=sam", "trainer.v1.trainer_mode=colocate_async", "data.gen_batch_size=1")
     assert 2 * mib - 1 <= sharing.needed_mib(ahead) <= 2 * mib  # a batch for the next step, too

@@ -8,7 +8,7 @@ from recipe.sam_dapo.launch import routing, sharing
 from recipe.sam_dapo.launch.config import CONFIGS, ConfigError, compose_config
 from recipe.sam_dapo.main_dapo import main
 from recipe.sam_dapo.preflight import settings
-from recipe.sam_dapo.record import differences
+from recipe.sam_dapo.record.settings import differences
 from sam.config import SpeculationConfig
 
 ROLLOUT = "actor_rollout_ref.rollout"

@@ -7,7 +7,7 @@ import ray
 from omegaconf import OmegaConf
 
 from recipe.sam_dapo import preflight
-from recipe.sam_dapo.preflight import machine
+from recipe.sam_dapo.preflight import device_memory, machine
 from tests.recipe.sam_dapo.preflight.preflight_node import SIZES as QWEN3_32B
 from tests.recipe.sam_dapo.preflight.preflight_node import composed, config_of
 
@@ -34,12 +34,13 @@ QWEN3_235B = QWEN3_32B | {
 def test_the_published_set_ups_fit(tmp_path, name, model):
     (tmp_path / "config.json").write_text(json.dumps(model))
     config = config_of(*name.split(), f"actor_rollout_ref.model.path={tmp_path}")
-    found = machine.device_memory(config)
-    assert list(machine.memory_of_a_device(config)) == [] and found.longest_responses >= 1
-    assert found.weights < 0.9 * found.device and sum(found.training.values()) < found.device
+    memory = device_memory.device_memory(config)
+    assert list(device_memory.problems(config)) == [] and memory.generation.longest_responses >= 1
+    assert memory.generation.weights < 0.9 * memory.device and sum(memory.training) < memory.device
     # Of bf16 weights (Megatron), float32 master weights and two moments.
-    bytes_each = (14 if "megatron" in config.actor_rollout_ref.actor else 12) * sum(machine.parameters(model))
-    assert found.checkpoint * 2**30 == pytest.approx(bytes_each)
+    bytes_each = 14 if "megatron" in config.actor_rollout_ref.actor else 12
+    parameters = device_memory.Model.from_config(model).parameters
+    assert memory.checkpoint * 2**30 == pytest.approx(bytes_each * parameters)
 
 
 def test_a_line_has_the_nodes_that_it_is_about(monkeypatch, tmp_path):

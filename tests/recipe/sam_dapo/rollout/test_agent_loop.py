@@ -8,7 +8,7 @@ import pytest
 from verl.workers.rollout.replica import TokenOutput
 
 from recipe.sam_dapo.rollout import parse_prompt_uid, prompt_uid, sample_seed
-from recipe.sam_dapo.rollout.agent_loop import ROW, SeededRequests, SeededWorker
+from recipe.sam_dapo.rollout.agent_loop import ROW, SeededRequests, SeededWorker, describe
 
 
 @pytest.mark.parametrize(("score", "said"), [(float("nan"), "is nan, expected a finite"), ("0.5", "must be real")])
@@ -93,6 +93,40 @@ def test_what_a_loop_sets_stays_and_text_that_nobody_reads_is_not_made():
     own, stop, none = ask(([1], [], {"seed": 3, "top_p": 0.5}), ([2], [], {"stop": ["x"]}), ([3], [], {"seed": None}))
     assert (own["seed"], own["top_p"], own["detokenize"], stop["detokenize"]) == (3, 0.5, False, True)
     assert type(none["seed"]) is int
+
+
+def raised(code, name="mine.py"):
+    """The exception that a user's code raises."""
+    try:
+        exec(compile(code, name, "exec"), {})
+    except Exception as error:
+        return error
+
+
+REMOTE = """ray::Reward.score() (pid=7, ip=10.0.0.1)
+  File "/home/me/reward.py", line 3, in score
+    return 1 / 0
+ZeroDivisionError: division by zero
+
+The above exception was the direct cause of the following exception:
+
+ray::Loop.run() (pid=8, ip=10.0.0.1)
+  File "/x/site-packages/verl/loop.py", line 9, in run
+ValueError: it failed
+"""
+CAUSED = "try:\n  int('x')\nexcept ValueError as error:\n  raise RuntimeError('late') from error"
+FAILURES = [
+    (raised("import json\n\njson.loads('{')"), "mine.py:3: json.decoder.JSONDecodeError: Expecting property name"),
+    (raised(CAUSED), "mine.py:2: ValueError: invalid literal for int() with base 10: 'x'"),
+    (raised(f"raise RuntimeError({REMOTE!r})"), "/home/me/reward.py:3: ZeroDivisionError: division by zero"),
+    (raised("x = (", "wrong.py"), "wrong.py:1: SyntaxError: "),
+    (KeyError("a"), "KeyError: 'a'"),
+]
+
+
+@pytest.mark.parametrize(("error", "said"), FAILURES)
+def test_a_failure_names_the_users_last_line(error, said):
+    assert describe(error, "x").startswith(f"data_source 'x': {said}")
 
 
 def test_every_part_of_the_identity_changes_the_seed_and_uids_sort():

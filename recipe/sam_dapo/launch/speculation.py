@@ -1,0 +1,64 @@
+"""What the section `speculation` of a config gives vLLM's engines, in a run of the recipe and in verl's own scripts."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from recipe.sam_dapo.launch import routing, sharing
+from sam.config import SpeculationConfig
+
+
+def section_of(config: DictConfig) -> SpeculationConfig:
+    """The section as it stands; ValueError: an unknown key, or a value outside its range."""
+    return SpeculationConfig.from_dict(OmegaConf.to_container(config.speculation, resolve=True))
+
+
+def resolved(config: DictConfig) -> SpeculationConfig:
+    """The section of a config of verl's, with sharing=replicas or none in place of auto.
+
+    Raises:
+        ValueError: as `section_of`, or an engine or trainer that it is not for.
+    """
+    engine = config.actor_rollout_ref.rollout.name
+    if engine != "vllm":
+        raise ValueError(f"actor_rollout_ref.rollout.name={engine}: speculation drafts in vllm: set it to vllm")
+    is_v1 = config.trainer.use_v1
+    if not is_v1:
+        raise ValueError(f"trainer.use_v1={is_v1}: speculation needs verl's V1 trainers: set it to true")
+    if "speculation" not in config:
+        raise ValueError("routing is given without speculation: add +speculation=sam, or +speculation=off")
+    if "routing" in config:
+        routing.check(config)
+    return sharing.resolve(config, section_of(config))
+
+
+def value_of(name: str, config: DictConfig) -> DictConfig | None:
+    """What `${sam:name}` stands for in a config of verl's: `settings`, all of the section, or `speculative_config` of
+    vLLM, null without speculation. Nothing but the config decides it. ValueError: as `resolved`."""
+    speculation = resolved(config)
+    if name == "settings":
+        return OmegaConf.create(speculation.to_dict())
+    value = engine_arguments(config, speculation).get(name)
+    return None if value is None else OmegaConf.create(value)
+
+
+def with_absolute_paths(speculation: SpeculationConfig, run_directory: Path) -> SpeculationConfig:
+    """The settings for every process of a run, wherever it starts; a history without a path lies with the run."""
+    history_path = speculation.history_path
+    if speculation.method in sharing.METHODS and speculation.scope == "history":
+        history_path = str(Path(history_path or run_directory / "history").absolute())
+    draft_model = speculation.draft_model
+    if draft_model:
+        draft_model = str(Path(draft_model).expanduser().absolute())
+    corpus = tuple(str(Path(path).expanduser().absolute()) for path in speculation.corpus)
+    return replace(speculation, history_path=history_path, draft_model=draft_model, corpus=corpus)
+
+
+def engine_arguments(config: DictConfig, speculation: SpeculationConfig) -> dict[str, Any]:
+    """What vLLM's engines are given, as SpeculationConfig.vllm_arguments."""
+    rollout = config.actor_rollout_ref.rollout
+    stages = rollout.get("pipeline_model_parallel_size") or 1
+    setting = rollout.engine_kwargs.vllm.get("async_scheduling")
+    return speculation.vllm_arguments(speculation.schedules_asynchronously(config.trainer.device, stages, setting))
