@@ -33,10 +33,10 @@ def run_command(
     Errors of the kinds `errors` are the user's to mend: one line, and exit code `code`.
     """
     try:
-        said = command()
-        if isinstance(said, int):
-            return said
-        for text in [said] if isinstance(said, str) else said:
+        result = command()
+        if isinstance(result, int):
+            return result
+        for text in [result] if isinstance(result, str) else result:
             print(text, flush=True)
     except errors as error:
         print(f"error: {' '.join(str(error).splitlines())}", file=sys.stderr)
@@ -102,7 +102,8 @@ def number(least: int) -> Callable[[str], int]:
     """A type of argparse's: whole numbers from `least`."""
 
     def convert(word: str) -> int:
-        if (value := int(word)) < least:
+        value = int(word)
+        if value < least:
             raise argparse.ArgumentTypeError(f"{word}: expected {least} or more")
         return value
 

@@ -35,13 +35,13 @@ def usage() -> str:
 
 def versions() -> str:
     """The versions of this project and of what it works in."""
-    found = []
+    lines = []
     for package in PACKAGES:
         try:
-            found.append(f"{package} {version(package)}")
+            lines.append(f"{package} {version(package)}")
         except PackageNotFoundError:
-            found.append(f"{package} not installed")
-    return ", ".join(found)
+            lines.append(f"{package} not installed")
+    return ", ".join(lines)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -77,40 +77,42 @@ class SpeculationConfig:
 
     def __post_init__(self) -> None:
         for key, allowed in CHOICES.items():
-            if (value := getattr(self, key)) not in allowed:
-                raise ValueError(f"speculation.{key}={value!r}: expected one of {', '.join(allowed)}")
+            self._expect(key, getattr(self, key) in allowed, f"one of {', '.join(allowed)}")
         for key, (low, high) in RANGES.items():
-            if type(value := getattr(self, key)) is not int or value < low or (high is not None and value > high):
-                allowed = f"an integer from {low} to {high}" if high is not None else f"an integer of at least {low}"
-                raise ValueError(f"speculation.{key}={value!r}: expected {allowed}")
-        if type(self.cross_prompt) is not bool:
-            raise ValueError(f"speculation.cross_prompt={self.cross_prompt!r}: expected true or false")
+            value = getattr(self, key)
+            is_valid = type(value) is int and low <= value and (high is None or value <= high)
+            limits = f"of at least {low}" if high is None else f"from {low} to {high}"
+            self._expect(key, is_valid, f"an integer {limits}")
+        self._expect("cross_prompt", type(self.cross_prompt) is bool, "true or false")
         for key in ("draft_model", "history_path", "step_cost"):
-            if not isinstance(value := getattr(self, key), str | Path | None):
-                raise ValueError(f"speculation.{key}={value!r}: expected a path, or null")
-        if not isinstance(self.corpus, tuple) or not all(isinstance(path, str) and path for path in self.corpus):
-            raise ValueError(f"speculation.corpus={self.corpus!r}: expected a path, or a list of paths")
+            self._expect(key, isinstance(getattr(self, key), str | Path | None), "a path, or null")
+        are_paths = isinstance(self.corpus, tuple) and all(isinstance(path, str) and path for path in self.corpus)
+        self._expect("corpus", are_paths, "a path, or a list of paths")
         self._check_combinations()
+
+    def _expect(self, key: str, is_valid: bool, expected: str) -> None:
+        if not is_valid:
+            raise ValueError(f"speculation.{key}={getattr(self, key)!r}: expected {expected}")
 
     def _check_combinations(self) -> None:
         """Refuse values that do not go together, none of which would be used as it was meant."""
         method = self.method
         if self.history_path is not None and self.scope != "history":
-            found = f"history_path={self.history_path}: unused with speculation.scope={self.scope}: set the scope to "
-            found += "history, or leave the path out"
+            unused = f"unused with speculation.scope={self.scope}: set the scope to history, or leave the path out"
+            fault = f"history_path={self.history_path}: {unused}"
         elif self.sharing == "replicas" and self.scope == "request":
-            found = "sharing=replicas: speculation.scope=request drafts from no sibling: set group"
+            fault = "sharing=replicas: speculation.scope=request drafts from no sibling: set group"
         elif self.corpus and not self.cross_prompt:
-            found = "corpus: with speculation.cross_prompt=false there is no memory for it: set it to true"
+            fault = "corpus: with speculation.cross_prompt=false there is no memory for it: set it to true"
         elif method in WITH_DRAFT_MODEL and not self.draft_model:
-            found = f"draft_model={self.draft_model}: speculation={method} needs one: name its folder"
+            fault = f"draft_model={self.draft_model}: speculation={method} needs one: name its folder"
         elif self.paths > 1 and method not in ("sam", "off"):
-            found = f"paths={self.paths}: speculation={method} drafts one path: set paths to 1, or speculation=sam"
+            fault = f"paths={self.paths}: speculation={method} drafts one path: set paths to 1, or speculation=sam"
         elif self.paths > 1 and self.verification != "exact":
-            found = f"paths={self.paths}: verification={self.verification} verifies one path: set verification=exact"
+            fault = f"paths={self.paths}: verification={self.verification} verifies one path: set verification=exact"
         else:
             return
-        raise ValueError(f"speculation.{found}")
+        raise ValueError(f"speculation.{fault}")
 
     @classmethod
     def from_dict(cls, section: dict[str, Any]) -> Self:
@@ -124,7 +126,8 @@ class SpeculationConfig:
             corpus = (corpus,)
         values["corpus"] = tuple(corpus) if isinstance(corpus, Iterable) else corpus  # a list of Hydra's is no list
         known = [field.name for field in fields(cls)]
-        if unknown := sorted(values.keys() - set(known)):
+        unknown = sorted(values.keys() - set(known))
+        if unknown:
             raise ValueError(f"speculation.{unknown[0]} is unknown: the keys are {', '.join(known)}")
         return cls(**values)
 
@@ -163,17 +166,21 @@ class SpeculationConfig:
         """vLLM engine arguments: `speculative_config` (absent when off) and `additional_config`, read by `from_vllm`.
         `asynchronous`: the method drafts under asynchronous scheduling, sam through the door of vLLM's ngram_gpu."""
         arguments: dict[str, Any] = {"additional_config": {"speculation": self.to_dict()}}
-        # vLLM calls the drafter after the step's tokens have come to the host, where the switch decides.
-        of_model: dict[str, Any] = {} if asynchronous else {"disable_padded_drafter_batch": True}
-        if self.draft_sample_method == "probabilistic" and self.verification == "rejection":
-            of_model["draft_sample_method"] = "probabilistic"  # vLLM then reserves memory for the probabilities
-        drafters: dict[str, dict[str, Any]] = {
-            "sam": {"method": "ngram_gpu"} if asynchronous else {"model": "sam.SamProposer"},
-            "ngram": {"method": "ngram", "prompt_lookup_max": LOOKUP[1], "prompt_lookup_min": LOOKUP[0]},
-            "suffix": {"method": "suffix"},
-            **dict.fromkeys(WITH_DRAFT_MODEL, {"method": self.trained_method(), "model": self.draft_model} | of_model),
-        }
-        if self.method != "off":
-            draft = {"num_speculative_tokens": self.num_speculative_tokens}
-            arguments["speculative_config"] = drafters[self.method] | draft
+        if self.method == "off":
+            return arguments
+        if self.method in WITH_DRAFT_MODEL:
+            drafter: dict[str, Any] = {"method": self.trained_method(), "model": self.draft_model}
+            if not asynchronous:
+                # vLLM calls the drafter after the step's tokens have come to the host, where the switch decides.
+                drafter["disable_padded_drafter_batch"] = True
+            if self.draft_sample_method == "probabilistic" and self.verification == "rejection":
+                drafter["draft_sample_method"] = "probabilistic"  # vLLM then reserves memory for the probabilities
+        elif self.method == "ngram":
+            shortest, longest = LOOKUP
+            drafter = {"method": "ngram", "prompt_lookup_max": longest, "prompt_lookup_min": shortest}
+        elif self.method == "suffix":
+            drafter = {"method": "suffix"}
+        else:
+            drafter = {"method": "ngram_gpu"} if asynchronous else {"model": "sam.SamProposer"}
+        arguments["speculative_config"] = {**drafter, "num_speculative_tokens": self.num_speculative_tokens}
         return arguments

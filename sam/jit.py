@@ -20,11 +20,11 @@ from sam.patching import Patch, put, register
 register(
     {
         "save_by_key": Patch(
-            "a numba.core.caching.IndexDataCacheFile",
-            "save",
-            "numba numbers the files by what the index holds: two processes that compile for different types at once "
-            "take the same number, and the index may then name code for other types, for good.",
-            "Numba names files by their key.",
+            owner="a numba.core.caching.IndexDataCacheFile",
+            targets="save",
+            cause="numba numbers the files by what the index holds: two processes that compile for different types at "
+            "once take the same number, and the index may then name code for other types, for good.",
+            can_go_when="Numba names files by their key.",
         )
     }
 )
@@ -35,8 +35,10 @@ def _cache_folder() -> str:
     """The first that can be written to: NUMBA_CACHE_DIR, this package's own, the temporary one."""
     sources = b"".join(file.read_bytes() for file in sorted(PACKAGE.rglob("*.py")))
     name = f"sam-{hashlib.sha256(sources).hexdigest()[:16]}"
-    own = [PACKAGE / "__pycache__" / name, Path(tempfile.gettempdir()) / f"sam-{os.getuid()}" / name]
-    for folder in (candidates := [*([Path(config.CACHE_DIR) / name] if config.CACHE_DIR else []), *own]):
+    candidates = [PACKAGE / "__pycache__" / name, Path(tempfile.gettempdir()) / f"sam-{os.getuid()}" / name]
+    if config.CACHE_DIR:
+        candidates.insert(0, Path(config.CACHE_DIR) / name)
+    for folder in candidates:
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
             if os.access(folder, os.W_OK):
@@ -49,7 +51,8 @@ CACHE_FOLDER = _cache_folder()
 
 def compiled(function: Callable, **options) -> Callable:
     """numba.njit, cached in `CACHE_FOLDER`."""
-    previous, config.CACHE_DIR = config.CACHE_DIR, CACHE_FOLDER
+    previous = config.CACHE_DIR
+    config.CACHE_DIR = CACHE_FOLDER
     try:
         dispatcher = njit(cache=True, **options)(function)
     finally:

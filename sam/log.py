@@ -8,7 +8,8 @@ loggers without a level of their own. Can go when the package leaves the root lo
 import logging
 import re
 
-FORMAT, TIME = "%(levelname)s %(asctime)s [%(name)s] %(message)s", "%m-%d %H:%M:%S"
+FORMAT = "%(levelname)s %(asctime)s [%(name)s] %(message)s"
+TIME = "%m-%d %H:%M:%S"
 LINE = re.compile(r"(?:WARNING|ERROR|CRITICAL) [\d-]+ [\d:]+ \[([\w.]+)\] (.*)")  # of that format: logger, message
 
 
@@ -18,8 +19,8 @@ class WarningsOnStderr(type(logging.lastResort)):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether no other handler shows it."""
-        shown = [one for one in logging.root.handlers if not isinstance(one, logging.NullHandler)]
-        return not any(record.levelno >= one.level for one in shown)
+        others = [handler for handler in logging.root.handlers if not isinstance(handler, logging.NullHandler)]
+        return not any(record.levelno >= handler.level for handler in others)
 
 
 def show_warnings(*packages: str) -> None:

@@ -14,7 +14,7 @@ from sam.jit import compiled
 from sam.record.corpus import Text
 
 NAMES = ("suffix", "pld-transformers", "pld-vllm", "pld-newest", "rest")
-# tokens of a match of REST, as its paper has them
+# Tokens of a match of REST, as its paper has them.
 SHORTEST = 2
 LONGEST = 16
 MOST_MATCHES = 5000  # of a context that REST counts
@@ -53,8 +53,8 @@ class Suffix:
     def draft(self, request_ids, budgets):
         drafts = []
         for name, budget in zip(request_ids, budgets.tolist(), strict=True):
-            found = self._cache.speculate(name, self._ends[name], max_spec_tokens=budget, **self.LIMITS)
-            drafts.append(np.array(found.token_ids, np.int32))
+            draft = self._cache.speculate(name, self._ends[name], max_spec_tokens=budget, **self.LIMITS)
+            drafts.append(np.array(draft.token_ids, np.int32))
         return drafts_of(drafts)
 
     def finish(self, request_id):
@@ -91,7 +91,8 @@ class OwnText:
             self.table = np.pad(self.table, ((0, rows), (0, 0)))
             self.lengths = np.pad(self.lengths, (0, rows))
             self._free = list(range(rows, 2 * rows))
-        self._rows[request_id] = row = self._free.pop(0)
+        row = self._free.pop(0)
+        self._rows[request_id] = row
         self.lengths[row] = 0
         self.append([request_id], prompt, [0, len(prompt)])
 

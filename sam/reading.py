@@ -26,10 +26,10 @@ class ReadError(ValueError):
     """A file is not what it should be; one line says where and what was expected."""
 
 
-def expect(is_valid: bool, place: str, expected: str, found: Any) -> None:
+def expect(is_valid: bool, place: str, expected: str, got: Any) -> None:
     """Raise ReadError unless `is_valid`."""
     if not is_valid:
-        raise ReadError(f"{place}: expected {expected}, got {reprlib.repr(found)}")
+        raise ReadError(f"{place}: expected {expected}, got {reprlib.repr(got)}")
 
 
 @contextmanager
@@ -63,7 +63,8 @@ def json_rows(
         if not line.strip():
             continue
         try:
-            row = read(_parsed(line, place := f"{path}, line {number}"), place)
+            place = f"{path}, line {number}"
+            row = read(_parsed(line, place), place)
         except ReadError as error:
             if is_growing and number == len(lines):
                 continue
@@ -114,24 +115,24 @@ class Values(NamedTuple):
 TOKEN = Values("a token id", "int32")
 
 
-def array_of(found: np.ndarray, place: str, wanted: Values) -> np.ndarray:
-    """`found` in the wanted dtype; ReadError: it has other dimensions, is of another kind, or a value lies outside."""
+def array_of(array: np.ndarray, place: str, wanted: Values) -> np.ndarray:
+    """`array` in the wanted dtype; ReadError: it has other dimensions, is of another kind, or a value lies outside."""
     import numpy as np
 
     dtype = np.dtype(wanted.dtype)
     name, taken, limits_of = KINDS[dtype.kind]
-    if found.ndim != wanted.dimensions or found.dtype.kind not in taken:
-        is_what = f"{found.dtype} of shape {list(found.shape)}"
-        raise ReadError(f"{place}: expected {wanted.dimensions}-dimensional {name}, got {is_what}")
+    if array.ndim != wanted.dimensions or array.dtype.kind not in taken:
+        got = f"{array.dtype} of shape {list(array.shape)}"
+        raise ReadError(f"{place}: expected {wanted.dimensions}-dimensional {name}, got {got}")
     largest = getattr(np, limits_of)(dtype).max if limits_of else 1
     least = -largest if wanted.least is None else wanted.least
     with np.errstate(over="ignore"):
-        values = found.astype(np.float64) if found.dtype.kind == "f" else found
+        values = array.astype(np.float64) if array.dtype.kind == "f" else array
     wrong = np.argwhere(~((values >= least) & (values <= largest)))  # NaN is neither
     if len(wrong):
         cell = wrong[0].tolist()
-        expect(False, f"{place}{cell or ''}", f"{wanted.what}, {least} to {largest}", found[tuple(cell)].item())
-    return found.astype(dtype)
+        expect(False, f"{place}{cell or ''}", f"{wanted.what}, {least} to {largest}", array[tuple(cell)].item())
+    return array.astype(dtype)
 
 
 def token_ids(values: Any, place: str) -> np.ndarray:
@@ -156,8 +157,8 @@ def content_of(path: Path) -> bytes:
 
 def _parsed(content: bytes, place: str) -> dict[str, Any]:
     try:
-        found = json.loads(content.decode())
+        value = json.loads(content.decode())
     except (ValueError, RecursionError) as error:
         raise ReadError(f"{place}: not JSON ({error})") from error
-    expect(isinstance(found, dict), place, "a JSON object", found)
-    return found
+    expect(isinstance(value, dict), place, "a JSON object", value)
+    return value

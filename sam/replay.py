@@ -17,6 +17,7 @@ import contextlib
 import json
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -32,7 +33,7 @@ from sam.drafting.late import LateDrafter
 from sam.peers import NAMES as PEERS
 from sam.peers import make_peer
 from sam.record.corpus import Text, read_corpus
-from sam.record.responses import Recording, Spans, read_recording
+from sam.record.responses import Recording, Spans, of_groups, read_recording
 
 NAMES = ("sam", *PEERS)
 HISTORY_TOKENS = 4 << 20  # with scope=history, enough for any recording here
@@ -57,8 +58,9 @@ def make_drafter(
         corpus: what it reads first, if it can.
     """
     if name == "sam":
-        limits = {"history_tokens": HISTORY_TOKENS, "cross_prompt": cross_prompt}
-        drafter = Drafter(max_draft_tokens=draft_length, scope=scope, **limits)
+        drafter = Drafter(
+            max_draft_tokens=draft_length, scope=scope, history_tokens=HISTORY_TOKENS, cross_prompt=cross_prompt
+        )
         drafter.warm_up()
     else:
         try:
@@ -75,13 +77,17 @@ class Request:
     """A recorded response that is generated, but for what was given to the model; `accepted`: its tokens so far."""
 
     def __init__(self, name: str, response: np.ndarray, given: Spans = ()):
-        self.name, self.response, self.given, self.accepted = name, response, given, 0
+        self.name = name
+        self.response = response
+        self.given = given
+        self.accepted = 0
 
     def verify(self, draft: np.ndarray) -> tuple[int, int, np.ndarray]:
         """Accept the draft's correct tokens and the bonus token; returns how many of the draft, how many are generated,
         and the new tokens: those, and at a turn's end what is given behind it."""
         start = self.accepted
-        end, behind = next(((begin, end) for begin, end in self.given if begin > start), 2 * [len(self.response)])
+        whole = len(self.response)
+        end, behind = next(((begin, end) for begin, end in self.given if begin > start), (whole, whole))
         left = self.response[start:end]
         length = min(len(draft), len(left))
         different = np.flatnonzero(draft[:length] != left[:length])
@@ -112,15 +118,19 @@ class Replay:
     """
 
     def __init__(self, draft_length: int, progress: Callable[[int], object] = lambda tokens: None, in_step=False):
-        self.draft_length, self.progress, self.in_step = draft_length, progress, in_step
+        self.draft_length = draft_length
+        self.progress = progress
+        self.in_step = in_step
         self.tokens = self.given = self.steps = self.drafted = self.accepted = 0
         self.by_probability = np.zeros((PROBABILITY_BINS, 3))
         self.drafting = self.appending = 0.0
 
     def group(self, drafter, name: str, prompt, responses: list, given: list) -> None:
         """Replay samples of one prompt."""
-        texts = enumerate(zip(responses, given, strict=True))
-        requests = [Request(f"{name}/{i}", *pair) for i, pair in texts if len(pair[0])]
+        requests = []
+        for i, (response, spans) in enumerate(zip(responses, given, strict=True)):
+            if len(response):
+                requests.append(Request(f"{name}/{i}", response, spans))
         for request in requests:
             drafter.start(request.name, prompt)
         live = requests
@@ -133,7 +143,8 @@ class Replay:
 
     def step(self, drafter, batch: list[Request]) -> None:
         """Draft for requests at once, verify, and show the drafter their new tokens."""
-        names, budgets = [request.name for request in batch], np.full(len(batch), self.draft_length, dtype=np.int32)
+        names = [request.name for request in batch]
+        budgets = np.full(len(batch), self.draft_length, dtype=np.int32)
         started = time.process_time()
         drafts = drafter.draft(names, budgets)
         self.drafting += time.process_time() - started
@@ -150,7 +161,8 @@ class Replay:
             self.drafted += part.stop - part.start
             self.accepted += accepted
             pieces.append(new)
-        offsets, new = np.cumsum([0, *map(len, pieces)], dtype=np.int64), np.concatenate(pieces)
+        offsets = np.cumsum([0, *map(len, pieces)], dtype=np.int64)
+        new = np.concatenate(pieces)
         started = time.process_time()
         drafter.append(names, new, offsets)
         self.appending += time.process_time() - started
@@ -198,26 +210,31 @@ def measure_cost(recording: Recording, make, draft_length: int, **how) -> dict[s
         us_per_token: microseconds of appending and drafting, per generated token.
         bytes_per_token: memory of the drafter at its largest, per token that it holds.
     """
-    drafter, result, samples = make(), Replay(draft_length, **how), max(map(len, recording.responses))
-    waiting = [
+    drafter = make()
+    result = Replay(draft_length, **how)
+    samples = max(map(len, recording.responses))
+    waiting = deque(
         (prompt, Request(f"{index}/{i}", responses[i], given=given[i]))
         for i in range(samples)
         for index, (prompt, responses, given) in enumerate(recording.groups())
         if i < len(responses) and len(responses[i])
-    ][::-1]
+    )
     live: list[Request] = []
-    most_bytes, held = 0, 1
+    most_bytes = 0
+    held = 1
     while live or waiting:
         while waiting and len(live) < RUNNING_REQUESTS:
-            prompt, request = waiting.pop()
+            prompt, request = waiting.popleft()
             drafter.start(request.name, prompt)
             live.append(request)
         result.step(drafter, live)
         if drafter.nbytes > most_bytes:
-            most_bytes, held = drafter.nbytes, result.tokens + result.given + sum(map(len, recording.prompts))
-        for request in (ended := [request for request in live if request.finished]):
-            drafter.finish(request.name)
-        live = [request for request in live if request not in ended] if ended else live
+            most_bytes = drafter.nbytes
+            held = result.tokens + result.given + sum(map(len, recording.prompts))
+        for request in live:
+            if request.finished:
+                drafter.finish(request.name)
+        live = [request for request in live if not request.finished]
     return {
         "us_per_step": 1e6 * result.drafting / result.steps,
         "us_per_token": 1e6 * (result.drafting + result.appending) / result.tokens,
@@ -277,21 +294,20 @@ def split(recording: Recording, source: Path) -> tuple[list[Text], Recording]:
         raise ValueError(f"{source}: --split with {len(recording.prompts)} prompt: expected two or more")
     groups = list(recording.groups())
     corpus = [(prompt, response) for prompt, responses, _given in groups[::2] for response in responses]
-    prompts, responses, given = map(list, zip(*groups[1::2], strict=True))
-    return corpus, Recording(prompts, responses, given=given)
+    return corpus, of_groups(groups[1::2])
 
 
 def as_text(rows: list[dict[str, Any]], is_table: bool) -> list[str]:
     """A line for each row; `is_table`: a line for each drafter and a column for each file, with the mean acceptance
     length and the microseconds of a call to draft."""
     if not is_table:
-        return laid_out(HEADER, [[*map(cell, row.values())] for row in rows])
+        return laid_out(HEADER, [list(map(cell, row.values())) for row in rows])
     files = list(dict.fromkeys(row["file"] for row in rows))
     drafters: dict[str, dict[str, str]] = {}
     for row in rows:
         cost = "-" if row["us_per_step"] is None else f"{row['us_per_step']:.1f}"
-        said = f"{row['mean_acceptance_length']:.3f} {cost:>7}"
-        drafters.setdefault(row["drafter"], {})[row["file"]] = said
+        by_file = drafters.setdefault(row["drafter"], {})
+        by_file[row["file"]] = f"{row['mean_acceptance_length']:.3f} {cost:>7}"
     lines = [[name, *(by_file[file] for file in files)] for name, by_file in drafters.items()]
     return laid_out(["length, us/step", *files], lines)
 
@@ -308,14 +324,16 @@ def run(options: argparse.Namespace) -> list[str]:
     with contextlib.redirect_stdout(sys.stderr):  # vLLM logs to stdout
         rows = list(rows_of(options))
     if options.json:
-        settings = {
+        result = {
             "k": options.k,
             "scope": options.scope,
             "epochs": options.epochs,
             "split": options.split,
             "late": options.late,
+            "corpus": list(map(str, options.corpus)),
+            "rows": rows,
         }
-        return [json.dumps({**settings, "corpus": list(map(str, options.corpus)), "rows": rows})]
+        return [json.dumps(result)]
     return as_text(rows, options.table)
 
 
@@ -336,7 +354,10 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--table", action="store_true", help="a line for each drafter, a column for each recording")
     parser.add_argument("--json", action="store_true", help="print one object (docs/bench.md)")
     options = parser.parse_args(arguments)
-    options.epochs = "together" if not options.epochs else "kept" if options.scope == "history" else "forgotten"
+    if not options.epochs:
+        options.epochs = "together"
+    else:
+        options.epochs = "kept" if options.scope == "history" else "forgotten"
     if options.corpus and options.split:
         parser.error("--split makes the corpus: leave --corpus out")
     return options

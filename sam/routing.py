@@ -138,11 +138,13 @@ class Waiting:
         self._shows_progress = shows_progress  # whether unfinished responses' lengths become known, by their chunks
         self.groups: dict[str, Group] = {}  # those with requests that have not finished
         self._paused: dict[str, Request] = {}
-        self._typical_log, self._responses = 0.0, 0  # of the geometric mean of the last responses' tokens
+        self._typical_log = 0.0  # of the geometric mean of the last responses' tokens
+        self._responses = 0  # of which it is the mean
 
     def add(self, request: Request) -> None:
         """A new or paused request begins to wait."""
-        (self._paused if request.left else request.group.waiting)[request.name] = request
+        waiting = self._paused if request.left else request.group.waiting
+        waiting[request.name] = request
 
     def remove(self, request: Request) -> None:
         """A request waits no longer, if it did: it is running, or gone."""
@@ -156,16 +158,18 @@ class Waiting:
         unknown = [group for group in groups if not group.known]
         group = next((group for group in unknown if group.probe is None), None)
         if group is None:
-            by_estimate = {"key": lambda group: group.estimate, "default": None}
-            known = max((group for group in groups if group.known), **by_estimate)
-            group = self._longest(known, max(unknown, **by_estimate))
+            known = [group for group in groups if group.known]
+            group = self._longest(_most_expected(known), _most_expected(unknown))
             if group and between and group.estimate > SOONER * (between.generated + between.left):
                 between = None
-        return between or (next(iter(group.waiting.values())) if group else None)
+        if between or group is None:
+            return between
+        return next(iter(group.waiting.values()))
 
     def expect(self, group: Group, tokens: int) -> None:
         """So many tokens are expected of a response of the group, before any has finished."""
-        group.prior, group.longest = max(group.prior or 0, tokens), max(group.longest, tokens)
+        group.prior = max(group.prior or 0, tokens)
+        group.longest = max(group.longest, tokens)
         group.known = True
         self._estimate(group)
 
@@ -197,6 +201,10 @@ class Waiting:
         if known is None or unknown is None or not self._shows_progress:
             return unknown or known
         return known if known.estimate > max(math.exp(self._typical_log), unknown.estimate) else unknown
+
+
+def _most_expected(groups: list[Group]) -> Group | None:
+    return max(groups, key=lambda group: group.estimate, default=None)
 
 
 class ContextPolicy:
@@ -252,11 +260,12 @@ class ContextPolicy:
         """
         if name in self._requests:
             raise ValueError(f"request {name} has come twice: it must finish or be aborted first")
-        home = self._waiting.groups.setdefault(group, Group(group))
-        home.members += 1
+        own_group = self._waiting.groups.setdefault(group, Group(group))
+        own_group.members += 1
         if expected is not None:
-            self._waiting.expect(home, expected)
-        self._requests[name] = request = Request(name, home, prompt_tokens, limit, self._replicas.get(near))
+            self._waiting.expect(own_group, expected)
+        request = Request(name, own_group, prompt_tokens, limit, self._replicas.get(near))
+        self._requests[name] = request
         if near is not None:
             request.pause()
         self._waiting.add(request)
@@ -272,14 +281,16 @@ class ContextPolicy:
 
     def finish(self, name: str, emitted: int) -> None:
         """A response is complete, its last chunk after `emitted` tokens; unknown requests are ignored."""
-        if (request := self._requests.get(name)) is None:
+        request = self._requests.get(name)
+        if request is None:
             return
         self._waiting.learn(request.group, request.generated + emitted, finished=True)
         self._drop(request)
 
     def abort(self, name: str) -> None:
         """A request is given up, whether it waits or runs; its length says nothing about its group."""
-        if (request := self._requests.get(name)) is None:
+        request = self._requests.get(name)
+        if request is None:
             return
         if request.group.probe == name:
             request.group.probe = None
@@ -288,15 +299,20 @@ class ContextPolicy:
     def decide(self) -> list[Start]:
         """Start what there is room for, most urgent first."""
         starts = []
-        while (request := self._waiting.next()) and (replica := self._choose(request)):
+        while True:
+            request = self._waiting.next()
+            replica = self._choose(request) if request else None
+            if replica is None:
+                return starts
             starts.append(self._start(request, replica))
-        return starts
 
     def _choose(self, request: Request) -> Replica | None:
         if not self._replicas:
             return None
         least = min(self._replicas.values(), key=lambda replica: replica.load)
-        need, own, home = self._need(request), request.replica, request.group.home
+        need = self._need(request)
+        own = request.replica
+        home = request.group.home
         if own is not None and own.fits(need) and not _should_move(request, own, least):
             return own
         if home is not None and home.fits(need) and home.load <= least.load + 1 / NEAR:
@@ -319,9 +335,11 @@ class ContextPolicy:
         if request.left and request.replica is not replica:
             self.counters["prefill_tokens"] += request.context
         group = request.group
-        group.probe, group.home = group.probe or request.name, replica
+        group.probe = group.probe or request.name
+        group.home = replica
         self._waiting.remove(request)
-        request.replica, request.reserved = replica, replica.blocks(self._need(request))
+        request.replica = replica
+        request.reserved = replica.blocks(self._need(request))
         replica.running.add(request.name)
         replica.reserved += request.reserved
         self.counters["admissions"] += 1
@@ -346,6 +364,7 @@ class ContextPolicy:
 
 def _should_move(request: Request, own: Replica, least: Replica) -> bool:
     """Whether a request between chunks should leave the replica that has its KV cache for a far emptier one."""
-    here, there = len(own.running) + 1, len(least.running) + 1
+    here = len(own.running) + 1
+    there = len(least.running) + 1
     worth = request.context <= MOVE_TOKENS * request.left
     return here >= MOVE_AT * there and here - there >= MOVE_LEAST and worth

@@ -25,6 +25,7 @@ def is_eagle3_head(folder: Path) -> bool:
 
 def wrong_kind(folder: Path, method: str) -> str | None:
     """What it holds, in words, if that is not what draft_model or eagle3 drafts with; hybrid drafts with either."""
-    if method == "hybrid" or (is_head := is_eagle3_head(folder)) == (method == "eagle3"):
+    is_head = is_eagle3_head(folder)
+    if method == "hybrid" or is_head == (method == "eagle3"):
         return None
     return "an EAGLE3 head" if is_head else "no EAGLE3 head"

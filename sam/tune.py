@@ -13,8 +13,8 @@ combinations of policies, draft lengths, thresholds and scopes are tried. docs/b
 import argparse
 import itertools
 import sys
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -29,10 +29,11 @@ from sam.simulate.rollout import SCOPES, SETUPS, Choice
 from sam.simulate.run import FittedCost, RecordedRun, fit_runs
 from sam.simulate.workload import shipped_acceptance
 
-DRAFT_LENGTHS, THRESHOLDS = (2, 3, 4, 6, 8), (4, 8, 16, 32, 64, 128, 256)
+DRAFT_LENGTHS = (2, 3, 4, 6, 8)
+THRESHOLDS = (4, 8, 16, 32, 64, 128, 256)
 TOKENS = 1_000_000  # of responses to simulate with every candidate, if that leaves two training steps
-RESAMPLES, INTERVAL = 4000, (5, 95)
-BAR = {"unit": "tok", "desc": "settings", "mininterval": 2.0, "disable": None}  # None: off a terminal there is none
+RESAMPLES = 4000
+INTERVAL = (5, 95)
 SHOWN = 8  # candidates
 SAME = 1.02  # times as fast as the run's own setting, up to which another one is not worth a change
 HEADER = ("policy", "scope", "seconds", "speed-up", "drafting", "length", "wasted")
@@ -57,8 +58,8 @@ def candidates(own: Choice, most_running: int, ks: list[int], thresholds: list[i
     reached = [threshold for threshold in thresholds if threshold < most_running]
     reached += [threshold for threshold in thresholds if threshold >= most_running][:1]
     switched = [replace(own, policy="threshold", k=k, threshold=threshold) for k in ks for threshold in reached]
-    found = switched + [replace(own, policy="goodput", k=k) for k in ks if k >= min(4, max(ks))]
-    return [own, *(choice for choice in found if choice != own)]
+    goodput = [replace(own, policy="goodput", k=k) for k in ks if k >= min(4, max(ks))]
+    return [own, *(choice for choice in switched + goodput if choice != own)]
 
 
 def choose_steps(run: RecordedRun, count: int | None, reference: RecordedRun | None = None) -> RecordedRun:
@@ -71,22 +72,27 @@ def choose_steps(run: RecordedRun, count: int | None, reference: RecordedRun | N
     return replace(run, seconds={steps[i]: run.seconds[steps[i]] for i in kept})
 
 
-def _said(what: str) -> AbstractContextManager:
-    """Says what goes on where there is no bar that does."""
-    return nullcontext() if sys.stderr.isatty() else waiting(what)
+@contextmanager
+def _progress(tokens: int, choices: list[Choice]) -> Iterator[Callable[[int], object]]:
+    """Gives what is to be called with the tokens simulated: it moves a bar or, off a terminal, what goes on is said."""
+    what = f"simulating {len(choices)} settings"
+    shown = nullcontext() if sys.stderr.isatty() else waiting(what)
+    with shown, tqdm(total=tokens * len(choices), unit="tok", desc="settings", mininterval=2.0, disable=None) as bar:
+        yield bar.update
 
 
 def play(run: RecordedRun, choices: list[Choice], fitted: FittedCost, idle_ms: float) -> list[Trial]:
     """Simulate a run's rollouts, of which `idle_ms` a round are in no engine step, with each of `choices`."""
     pairs = [(work, step) for step in run.seconds for work, _ in run.rounds(step)]
-    rounds, of_step = [work for work, _ in pairs], np.array([step for _, step in pairs])
-    trials, total = [], sum(work.num_tokens for work in rounds) * len(choices)
-    with _said(f"simulating {len(choices)} settings"), tqdm(total=total, **BAR) as bar:
+    rounds = [work for work, _ in pairs]
+    step_of = np.array([step for _, step in pairs])
+    cluster = run.cluster(fitted.admit_ms)
+    trials = []
+    with _progress(sum(work.num_tokens for work in rounds), choices) as progress:
         for choice in choices:
-            cluster = run.cluster(fitted.admit_ms)
-            played = rollout.simulate(rounds, cluster, choice, fitted.cost, rollout.real(), bar.update)
-            seconds = np.array([rollout.seconds(one) + idle_ms / 1e3 for one in played])
-            by_step = np.array([seconds[of_step == step].sum() for step in run.seconds])
+            played = rollout.simulate(rounds, cluster, choice, fitted.cost, rollout.real(), progress)
+            seconds = np.array([rollout.seconds(timelines) + idle_ms / 1e3 for timelines in played])
+            by_step = np.array([seconds[step_of == step].sum() for step in run.seconds])
             outcome = rollout.summarize(played)
             trials.append(Trial(choice, by_step, outcome["wasted"], outcome["accept_length"]))
     return trials
@@ -107,7 +113,9 @@ def gains(without: np.ndarray, with_: np.ndarray, error: float) -> tuple[float, 
 def override(choice: Choice) -> str:
     """Write a candidate as overrides for the command line of the recipe."""
     words = f"speculation=sam speculation.policy={choice.policy} speculation.num_speculative_tokens={choice.k}"
-    return words + f" speculation.batch_size_threshold={choice.threshold}" * (choice.policy == "threshold")
+    if choice.policy == "threshold":
+        words += f" speculation.batch_size_threshold={choice.threshold}"
+    return words
 
 
 class Measured(NamedTuple):
@@ -146,9 +154,13 @@ def measured_of(
     own = np.array(list(run.seconds.values()))
     if reference is None:
         return Measured(own, None, slower)
-    number = next(i for i, one in enumerate(runs) if one is reference)
-    seconds = np.array([reference.seconds[step] for step in run.seconds])
-    return Measured(own, seconds, slower, np.array([fitted.slower[number, step] for step in run.seconds]))
+    number = next(i for i, other in enumerate(runs) if other is reference)
+    return Measured(
+        own=own,
+        reference=np.array([reference.seconds[step] for step in run.seconds]),
+        slower=slower,
+        reference_slower=np.array([fitted.slower[number, step] for step in run.seconds]),
+    )
 
 
 def reference_of(run: RecordedRun, others: list[RecordedRun]) -> RecordedRun | None:
@@ -164,7 +176,7 @@ def tune(options: argparse.Namespace) -> Iterator[str]:
         whole = RecordedRun.load(options.run)
         others = [RecordedRun.load(other) for other in options.cost_from]
         reference = reference_of(whole, others)
-        if reference and all(reference.directory != one.directory for one in others):
+        if reference and all(reference.directory != other.directory for other in others):
             others.append(reference)
         run = choose_steps(whole, options.steps, reference)
         runs = [whole, *others]
@@ -175,17 +187,17 @@ def tune(options: argparse.Namespace) -> Iterator[str]:
     itself = trials[0]
     measured = measured_of(run, reference, runs, fitted)
     for trial in sorted(trials, key=Trial.total)[:SHOWN]:
-        speedup = measured.gain_of(without, itself, trial)[0]
+        speedup, _low, _high = measured.gain_of(without, itself, trial)
         length = f"acceptance length {trial.accept_length:.2f}, {trial.wasted} draft tokens wasted"
         mark = ", the run's own" if trial is itself else ""
         yield f"{trial.choice.label:20} speed-up {speedup:.3f}, {length}{mark}"
     yield f"step costs: {fitted.cost.source}"
-    its = measured.own.sum()
-    found = itself.total()
-    simulated = f"{its:.1f} s measured, {found:.1f} s simulated ({found / its - 1:+.1%})"
-    yield f"the run itself: {simulated}, {len(run.seconds)} training steps"
+    took = measured.own.sum()
+    simulated = itself.total()
+    seconds = f"{took:.1f} s measured, {simulated:.1f} s simulated ({simulated / took - 1:+.1%})"
+    yield f"the run itself: {seconds}, {len(run.seconds)} training steps"
     if reference:
-        ratios = f"{measured.reference.sum() / its:.2f}x measured, {without.total() / found:.2f}x simulated"
+        ratios = f"{measured.reference.sum() / took:.2f}x measured, {without.total() / simulated:.2f}x simulated"
         yield f"over {reference.directory}, without speculation: {ratios}"
     yield from recommended(measured, without, trials)
     yield from doubts(run, reference, fitted)
@@ -227,8 +239,8 @@ def doubts(run: RecordedRun, reference: RecordedRun | None, fitted: FittedCost) 
         )
     if not fitted.drafts_seen:
         yield "no draft was ever verified: what that costs is a guess; add a run with drafts with --cost-from"
-    if (fewest := fitted.plain_from) > 4:
-        plain = f"no steps without drafts of under {fewest} requests: what they take is a guess"
+    if fitted.plain_from > 4:
+        plain = f"no steps without drafts of under {fitted.plain_from} requests: what they take is a guess"
         yield f"{plain}; add a run without speculation with --cost-from"
     if len(run.seconds) < 5:
         yield "fewer than five training steps: the interval is too narrow to be trusted"
@@ -237,20 +249,30 @@ def doubts(run: RecordedRun, reference: RecordedRun | None, fitted: FittedCost) 
 def play_setup(options: argparse.Namespace) -> Iterator[str]:
     """A table of all choices of a published set-up, over no speculation."""
     cluster, work, cost, k, threshold = rollout.load_setup(options.setup, options.prompts)
-    ks, thresholds = options.k or [k], options.threshold or [threshold]
+    ks = options.k or [k]
+    thresholds = options.threshold or [threshold]
     choices = [Choice("never", ks[0], thresholds[0], "request")]
     for policy, k, scope, threshold in itertools.product(options.policy, ks, options.scope, thresholds):
         if policy != "never" and (policy == "threshold" or threshold == thresholds[0]):
             choices.append(Choice(policy, k, threshold, scope))
-    rows, base = [], None
-    with _said(f"simulating {len(choices)} settings"), tqdm(total=work.num_tokens * len(choices), **BAR) as bar:
+    outcomes = []
+    with _progress(work.num_tokens, choices) as progress:
         for choice in choices:
-            played = rollout.simulate([work], cluster, choice, cost, rollout.drawn(shipped_acceptance), bar.update)
-            outcome = rollout.summarize(played)
-            base = base or outcome["seconds"]
-            figures = f"{outcome['seconds']:.1f} {base / outcome['seconds']:.3f} {outcome['switched_on']:.2f}"
-            wasted = f"{outcome['accept_length']:.3f} {outcome['wasted']}"
-            rows.append([choice.label, choice.scope, *figures.split(), *wasted.split()])
+            played = rollout.simulate([work], cluster, choice, cost, rollout.drawn(shipped_acceptance), progress)
+            outcomes.append(rollout.summarize(played))
+    rows = []
+    for choice, outcome in zip(choices, outcomes, strict=True):
+        rows.append(
+            [
+                choice.label,
+                choice.scope,
+                f"{outcome['seconds']:.1f}",
+                f"{outcomes[0]['seconds'] / outcome['seconds']:.3f}",
+                f"{outcome['switched_on']:.2f}",
+                f"{outcome['accept_length']:.3f}",
+                str(outcome["wasted"]),
+            ]
+        )
     lock_step = " in lock-step" if cluster.dp_synchronous else ""
     yield f"{len(work)} requests, {work.num_tokens} tokens, {cluster.replicas} replicas{lock_step}"
     yield f"step costs: {cost.source}"

@@ -12,7 +12,8 @@ from sam.jit import kernel
 def walk(store, state, tokens):
     """The state in which the text ends that ends in `state` and goes on with the first `tokens`, as far as the group
     has that text, and how many these are."""
-    state, length = np.int64(state), store.nodes[state].length
+    state = np.int64(state)
+    length = store.nodes[state].length
     for i in range(tokens.size):
         edge = find(store, state, np.int64(tokens[i]))
         if edge == NONE or store.nodes[store.nodes[edge].target].length != length + i + 1:
@@ -29,9 +30,11 @@ class Groups:
     """
 
     def __init__(self, store: Store, kept_tokens: int, on_drop: Callable[[int], None]):
-        self.store, self.kept_tokens, self._on_drop = store, kept_tokens, on_drop
+        self.store = store
+        self.kept_tokens = kept_tokens
+        self._on_drop = on_drop
         self.prompts: dict[int, bytes] = {}  # int32 [length]
-        self.prompt_end: dict[int, int] = {}  # the state in which each group's prompt ends, of whom appends it
+        self.prompt_end: dict[int, int] = {}  # the state in which each group's prompt ends; who appends it sets it
         self._users: dict[int, int] = {}
         self._by_prompt: dict[bytes, int] = {}
         self._idle: dict[int, int] = {}  # tokens of each, those idle for longest first
@@ -65,8 +68,10 @@ class Groups:
             return NONE
         group = self._free.pop() if self._free else len(self)
         add_group(self.store, group)
-        self.prompts[group], self._users[group] = (key := prompt.tobytes()), 0
+        key = prompt.tobytes()
+        self.prompts[group] = key
         self._by_prompt[key] = group
+        self._users[group] = 0
         return group
 
     def join(self, group: int) -> None:
@@ -87,10 +92,10 @@ class Groups:
 
     def evict(self) -> bool:
         """Drop the group that has been idle for longest; False if there is none."""
-        if self._idle:
-            self.drop(next(iter(self._idle)))
-            return True
-        return False
+        if not self._idle:
+            return False
+        self.drop(next(iter(self._idle)))
+        return True
 
     def drop(self, group: int) -> None:
         """Drop a group that nobody uses, or will use any more."""

@@ -152,12 +152,14 @@ def find(store, state, token):
 
 @kernel
 def _split_bucket(store):
-    nodes, counters = store.nodes, store.counters[0]
+    counters = store.counters[0]
     new = counters.num_buckets
     old = new - counters.base_buckets
-    edge, kept, moved = store.hash_buckets[old], NONE, NONE
+    edge = store.hash_buckets[old]
+    kept = NONE
+    moved = NONE
     while edge != NONE:
-        node = nodes[edge]
+        node = store.nodes[edge]
         rest = node.hash_next
         if np.int64(edge_hash(node.source, node.token) & np.uint64(2 * counters.base_buckets - 1)) == new:
             node.hash_next = moved
@@ -166,7 +168,8 @@ def _split_bucket(store):
             node.hash_next = kept
             kept = edge
         edge = rest
-    store.hash_buckets[old], store.hash_buckets[new] = kept, moved
+    store.hash_buckets[old] = kept
+    store.hash_buckets[new] = moved
     counters.num_buckets += 1
     if counters.num_buckets == 2 * counters.base_buckets:
         counters.base_buckets = counters.num_buckets
@@ -175,7 +178,8 @@ def _split_bucket(store):
 @kernel
 def add_to_table(store, edge):
     """Put in an extra edge, whose node has its source and token."""
-    counters, node = store.counters[0], store.nodes[edge]
+    counters = store.counters[0]
+    node = store.nodes[edge]
     counters.num_hashed_edges += 1
     # There may be more extra edges than tokens: chains then grow, the table does not.
     if counters.num_hashed_edges > counters.num_buckets and counters.num_buckets < store.hash_buckets.size:
@@ -188,7 +192,8 @@ def add_to_table(store, edge):
 @kernel
 def remove_from_table(store, edge):
     """Take out an extra edge that is in the table."""
-    nodes, node = store.nodes, store.nodes[edge]
+    nodes = store.nodes
+    node = store.nodes[edge]
     bucket = bucket_of(store, edge_hash(node.source, node.token))
     before = store.hash_buckets[bucket]
     if before == edge:
@@ -203,7 +208,8 @@ def remove_from_table(store, edge):
 @rare_kernel
 def _take_block(store, group):
     """Go on writing in a clean block, dropped ones first. All but those in the middle of a token have been reserved."""
-    counters, entry = store.counters[0], store.groups[group]
+    counters = store.counters[0]
+    entry = store.groups[group]
     if entry.taken_blocks == entry.num_blocks:
         if counters.num_used_blocks == store.blocks.size:
             counters.torn_group = group
@@ -221,7 +227,8 @@ def _take_block(store, group):
                 remove_from_table(store, i)
     for i in range(block * BLOCK_NODES, (block + 1) * BLOCK_NODES):
         store.nodes[i].first_extra_edge = NONE  # memory may hold IN_TABLE by chance
-    store.blocks[block], entry.last_block = entry.last_block, block
+    store.blocks[block] = entry.last_block
+    entry.last_block = block
     entry.taken_blocks += 1
     entry.nodes_in_last_block = 0
 
@@ -240,7 +247,8 @@ def add_group(store, group):
     """Make `group` an automaton of no tokens, with the root as its only state; returns the root. A block is free."""
     entry = store.groups[group]
     entry.num_blocks = entry.taken_blocks = entry.num_tokens = 0
-    entry.last_block, entry.nodes_in_last_block = NONE, BLOCK_NODES
+    entry.last_block = NONE
+    entry.nodes_in_last_block = BLOCK_NODES
     root = add_state(store, group, 0, NONE)
     entry.first_block = entry.last_block
     return root
@@ -249,7 +257,8 @@ def add_group(store, group):
 @kernel
 def reserve(store, group, tokens):
     """Reserve space for `tokens` more and count them; False, with nothing changed, if blocks are short."""
-    entry, counters = store.groups[group], store.counters[0]
+    entry = store.groups[group]
+    counters = store.counters[0]
     missing = max(0, (entry.num_tokens + tokens + BLOCK_TOKENS) // BLOCK_TOKENS - entry.num_blocks)
     if missing > store.blocks.size - counters.num_used_blocks:
         return False
@@ -262,7 +271,8 @@ def reserve(store, group, tokens):
 @kernel
 def drop_group(store, group):
     """Give back the blocks of `group`, at once whatever its size."""
-    entry, counters = store.groups[group], store.counters[0]
+    entry = store.groups[group]
+    counters = store.counters[0]
     store.blocks[entry.first_block] = counters.dropped_block
     counters.dropped_block = entry.last_block
     counters.num_used_blocks -= entry.num_blocks
@@ -274,7 +284,8 @@ def add_state(store, group, length, link):
     """A new state without edges."""
     state = _new_node(store, group)
     node = store.nodes[state]
-    node.length, node.link = length, link
+    node.length = length
+    node.link = link
     node.total_count = node.count = 0
     node.argmax_edge = node.first_extra_edge = NONE
     return state
@@ -283,14 +294,18 @@ def add_state(store, group, length, link):
 @kernel
 def add_edge(store, group, state, token, target, count):
     """Give `state` an edge that it does not have yet; returns it."""
-    nodes, source = store.nodes, store.nodes[state]
+    nodes = store.nodes
+    source = store.nodes[state]
     edge = np.int64(state)
     if source.total_count != 0:
         edge = _new_node(store, group)
-        nodes[edge].source, nodes[edge].next_edge = state, source.first_extra_edge
+        nodes[edge].source = state
+        nodes[edge].next_edge = source.first_extra_edge
         nodes[edge].first_extra_edge = IN_TABLE
         source.first_extra_edge = edge
-    nodes[edge].token, nodes[edge].target, nodes[edge].count = token, target, count
+    nodes[edge].token = token
+    nodes[edge].target = target
+    nodes[edge].count = count
     source.total_count += count
     if source.argmax_edge == NONE or count >= nodes[source.argmax_edge].count:
         source.argmax_edge = edge
@@ -313,7 +328,8 @@ def _clone(store, group, original, length):
     """The shorter strings of `original` get a state of their own."""
     nodes = store.nodes
     clone = add_state(store, group, length, nodes[original].link)
-    edge, argmax_edge = np.int64(original if nodes[original].total_count else NONE), NONE
+    edge = np.int64(original if nodes[original].total_count else NONE)
+    argmax_edge = NONE  # of the clone
     while edge != NONE:
         copy = add_edge(store, group, clone, nodes[edge].token, nodes[edge].target, nodes[edge].count)
         if edge == nodes[original].argmax_edge:

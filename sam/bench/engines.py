@@ -25,6 +25,7 @@ from sam.config import HUGE_PAGES
 from sam.reading import json_rows, one_line
 
 ROUNDS = "rounds.jsonl"  # in --output: the settings, then a line for each round of a load that all variants have run
+MAY_DIFFER = ("rounds", "output", "resume", "check", "json")  # between calls with one --output
 FIGURES = ("seconds", "steps", "tokens")  # of an engine's round, that others are divided by
 ENGINE = (sys.executable, "-m", "sam.vllm.bench.engine")
 STOP_SECONDS = 20.0  # to shut an engine down before it is killed
@@ -46,13 +47,16 @@ def kept_rounds(settings: Settings) -> dict[Place, dict[str, dict]]:
     Raises:
         ValueError: they are of other settings than this call's; only --rounds may differ.
     """
-    path, its = settings.output / ROUNDS, settings.of_measurement()
-    its = {name: value for name, value in its.items() if name not in ("rounds", "output", "resume", "check", "json")}
+    path = settings.output / ROUNDS
+    own = {name: value for name, value in settings.of_measurement().items() if name not in MAY_DIFFER}
     rows = list(json_rows(path, _round_of, is_growing=True)) if settings.resume and path.exists() else []
     if not rows:
-        path.write_text(json.dumps({"settings": its}) + "\n")
-    elif differing := [name for name, value in its.items() if rows[0].get("settings", {}).get(name) != value]:
-        raise ValueError(f"{path} is of another --{differing[0].replace('_', '-')}: name another --output")
+        path.write_text(json.dumps({"settings": own}) + "\n")
+        return {}
+    kept = rows[0].get("settings", {})
+    for name, value in own.items():
+        if kept.get(name) != value:
+            raise ValueError(f"{path} is of another --{name.replace('_', '-')}: name another --output")
     places = {(row["round"], row["load"]): row["runs"] for row in rows[1:] if "settings" not in row}
     return {place: runs for place, runs in places.items() if place[0] <= settings.rounds}
 
@@ -62,7 +66,8 @@ def _round_of(row: dict[str, Any], place: str) -> dict[str, Any]:
     with one_line(place, "not what sam bench writes"):
         figures = [run[name] for run in row.get("runs", {}).values() for name in FIGURES]
         is_round = all(type(row.get(name)) is int for name in ("round", "load")) and bool(figures)
-        if not isinstance(row.get("settings"), dict) and not (is_round and all(0 < one < math.inf for one in figures)):
+        is_round = is_round and all(0 < figure < math.inf for figure in figures)
+        if not isinstance(row.get("settings"), dict) and not is_round:
             raise ValueError("expected settings, or a round of a load")
     return row
 
@@ -80,7 +85,8 @@ def prepare(settings: Settings) -> tuple[dict[Place, Batches], list[str]]:
     folder = Path(given.get("tokenizer") or settings.model)
     tokenizer = folder if any(folder.glob("*token*")) else None
     batches, notes = prompts.read_input(settings, tokenizer)
-    if (result := settings.output / "result.json").exists() and not settings.resume:
+    result = settings.output / "result.json"
+    if result.exists() and not settings.resume:
         raise ValueError(f"{result} is there already: name another --output, or add --resume")
     if MEMORY not in os.environ and not given.keys() & MEMORY_ARGUMENTS:
         settings.engine += ["--gpu-memory-utilization", str(round(MEMORY_SHARE / len(settings.variants), 3))]
@@ -107,15 +113,18 @@ def environment_of(variant: str) -> dict[str, str]:
 
     vLLM has one list of plugins for all groups, platforms too. Stock gets all that the user has but this project's.
     """
-    ours = HUGE_PAGES if vllm_version().endswith("+cpu") else {}
-    environment = OFFLINE | (ours if variant != STOCK else {}) | dict(os.environ)
-    found = [one for package in distributions() for one in package.entry_points if one.group.startswith("vllm.")]
-    of_project = {one.name for one in found if one.value.startswith("sam.")}
-    chosen = {one.name for one in found}
+    environment = dict(OFFLINE)
+    if variant != STOCK and vllm_version().endswith("+cpu"):
+        environment |= HUGE_PAGES
+    environment |= os.environ
+    points = [point for package in distributions() for point in package.entry_points if point.group.startswith("vllm.")]
+    ours = {point.name for point in points if point.value.startswith("sam.")}
     if "VLLM_PLUGINS" in environment:
-        chosen = set(environment["VLLM_PLUGINS"].split(","))
-    chosen = chosen - of_project if variant == STOCK else chosen | of_project
-    return environment | {"VLLM_PLUGINS": ",".join(sorted(chosen))}
+        plugins = set(environment["VLLM_PLUGINS"].split(","))
+    else:
+        plugins = {point.name for point in points}
+    plugins = plugins - ours if variant == STOCK else plugins | ours
+    return environment | {"VLLM_PLUGINS": ",".join(sorted(plugins))}
 
 
 class EngineProcess:
@@ -127,13 +136,19 @@ class EngineProcess:
     """
 
     def __init__(self, variant: str, log: Path, environment: dict[str, str], program: tuple[str, ...] = ENGINE):
-        self.variant, self.log = variant, log
+        self.variant = variant
+        self.log = log
         self._pipe, theirs = Pipe()
         with theirs, log.open("ab") as output:
             self._process = subprocess.Popen(
-                [*program, str(theirs.fileno())], stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                env=environment, pass_fds=(theirs.fileno(),), start_new_session=True,
-            )  # fmt: skip
+                [*program, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
 
     def ask(self, command: dict[str, Any]) -> dict[str, Any]:
         """Send a command and wait for its reply.
@@ -192,12 +207,14 @@ def measure_rounds(settings: Settings, batches: dict[Place, Batches], loads: lis
     Raises:
         EngineError: an engine refused or ended.
     """
-    variants, engines, kept = settings.variants, {}, kept_rounds(settings)
+    variants = settings.variants
+    engines = {}
+    kept = kept_rounds(settings)
     for (_, load), runs in kept.items():
         loads[load].append(runs)
     if all(place in kept for place in batches if place[0] != WARM_UP):
         return
-    batches = {place: its for place, its in batches.items() if place not in kept}
+    batches = {place: of_place for place, of_place in batches.items() if place not in kept}
     sampling = {name: getattr(settings, name) for name in ("temperature", "max_tokens", "ignore_eos")}
     bar = tqdm(total=len(variants) * (1 + len(batches)), unit="run", disable=None)
 
@@ -210,8 +227,8 @@ def measure_rounds(settings: Settings, batches: dict[Place, Batches], loads: lis
             log = settings.output / f"{variant}.log"
             engines[variant] = EngineProcess(variant, log, environment_of(variant))
             ask(variant, settings.start(variant))
-        for (round_, load), its in batches.items():
-            command = {"batches": its, "sampling": sampling}
+        for (round_, load), of_place in batches.items():
+            command = {"batches": of_place, "sampling": sampling}
             runs = {variant: ask(variant, command) for variant in turns(variants, round_)}
             if round_ != WARM_UP:
                 loads[load].append(runs)

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sam.bench.settings import Settings
-from sam.reading import ReadError, expect, json_object, json_rows, one_line, token_ids
+from sam.reading import ReadError, expect, json_object, json_rows, parquet_rows, token_ids
 from sam.record.responses import read_recording
 from sam.record.tokenizer import Tokenizer
 
 QUESTION = (
-    "A workshop makes {a} chairs and {b} tables a day. A chair needs {c} screws and a table needs {d}. "
-    "How many screws does the workshop need in {e} days? Think step by step.\n"
+    "A workshop makes {chairs} chairs and {tables} tables a day. A chair needs {of_chair} screws and a table needs "
+    "{of_table}. How many screws does the workshop need in {days} days? Think step by step.\n"
 )
 WARM_UP = 0  # the round that is not counted, one batch of each load
 Place = tuple[int, int]  # a round, from 1, and a load's number
@@ -43,7 +43,8 @@ def read_prompts(path: Path | None, tokenizer: Path | None, most: int | None = N
     encoder = Tokenizer(tokenizer) if tokenizer is not None else None
 
     def read(row: dict, place: str) -> list[int]:
-        if (ids := row.get("prompt_token_ids")) is not None:
+        ids = row.get("prompt_token_ids")
+        if ids is not None:
             expect(bool(ids), f"{place}, prompt_token_ids", "at least one token", ids)
             return token_ids(ids, f"{place}, prompt_token_ids").tolist()
         prompt = row.get("prompt")
@@ -63,14 +64,7 @@ def read_prompts(path: Path | None, tokenizer: Path | None, most: int | None = N
         raise ReadError(f"{path}: expected .jsonl or .parquet")
     if not path.is_file():
         raise ReadError(f"{path}: no such file")
-    if path.suffix == ".jsonl":
-        rows = json_rows(path, read)
-    else:
-        with one_line(str(path), "not a parquet file"):
-            from pyarrow import parquet
-
-            table = parquet.read_table(path).to_pylist()
-        rows = (read(row, f"{path}, row {number}") for number, row in enumerate(table, start=1))
+    rows = json_rows(path, read) if path.suffix == ".jsonl" else parquet_rows(path, read)
     prompts = list(itertools.islice(rows, most))
     expect(bool(prompts), str(path), "prompts in it", "none")
     return prompts
@@ -78,8 +72,13 @@ def read_prompts(path: Path | None, tokenizer: Path | None, most: int | None = N
 
 def question(number: int) -> str:
     """A built-in prompt; all are different."""
-    a, b, c, d, e = 12 + number, 3 + 2 * (number % 50), 8 + number % 7, 14 + number % 11, 5 + number % 13
-    return QUESTION.format(a=a, b=b, c=c, d=d, e=e)
+    return QUESTION.format(
+        chairs=12 + number,
+        tables=3 + 2 * (number % 50),
+        of_chair=8 + number % 7,
+        of_table=14 + number % 11,
+        days=5 + number % 13,
+    )
 
 
 def read_groups(
@@ -99,8 +98,8 @@ def read_groups(
     recording.check_generated(path)
     pieces: list[tuple[int, Group]] = []
     largest = short = 0
-    for prompt, its in zip(recording.prompts, recording.responses, strict=True):
-        responses = [response[:max_tokens].tolist() for response in its if len(response)]
+    for prompt, samples in zip(recording.prompts, recording.responses, strict=True):
+        responses = [response[:max_tokens].tolist() for response in samples if len(response)]
         largest = max(largest, len(responses))
         short += len(responses) < size
         for first in range(0, len(responses) - size + 1, size):
@@ -109,8 +108,10 @@ def read_groups(
         raise ValueError(
             f"{path}: its largest group has {largest} responses, --samples needs {size}: set it to {largest} or less"
         )
-    left_out = f"{short} of {len(recording.prompts)} prompts have fewer than {size} responses and are left out"
-    return [group for _, group in sorted(pieces, key=lambda piece: piece[0])], [left_out] if short else []
+    notes = []
+    if short:
+        notes.append(f"{short} of {len(recording.prompts)} prompts have fewer than {size} responses and are left out")
+    return [group for _, group in sorted(pieces, key=lambda piece: piece[0])], notes
 
 
 def read_input(settings: Settings, tokenizer: Path | None) -> tuple[dict[Place, Batches], list[str]]:
@@ -120,27 +121,38 @@ def read_input(settings: Settings, tokenizer: Path | None) -> tuple[dict[Place, 
         ValueError: they cannot be read, are too few, or have a token that the model does not know.
     """
     source = settings.text or settings.prompts
-    loads = ((-(-one // settings.samples), -(-settings.responses // one)) for one in settings.requests)
-    needed = sum(groups * (1 + settings.rounds * batches) for groups, batches in loads)
+    needed = 0
+    for requests in settings.requests:
+        groups_of_batch = -(-requests // settings.samples)
+        batches_of_round = -(-settings.responses // requests)
+        needed += groups_of_batch * (1 + settings.rounds * batches_of_round)
     if settings.text:
         size = min(settings.samples, max(settings.requests))
         groups, notes = read_groups(settings.text, tokenizer, size, settings.max_tokens)
     else:
         prompts = read_prompts(settings.prompts, tokenizer, None if settings.prompts else needed)
-        groups, notes = [Group(prompt) for prompt in prompts], []
-    config = json_object(path := settings.model / "config.json")
-    text = config.get("text_config") or {}  # of models that read pictures too
-    expect(isinstance(text, dict), f"{path}, text_config", "a JSON object", text)
-    size = {**config, **text}.get("vocab_size")
-    expect(size is None or type(size) is int, f"{path}, vocab_size", "a number", size)
-    largest = max(max(tokens) for one in groups for tokens in (one.prompt, *(one.responses or [])))
-    if size is not None and largest >= size:
-        knows = f"the model knows 0 to {size - 1}: it is of another tokenizer than the model"
+        groups = [Group(prompt) for prompt in prompts]
+        notes = []
+    vocabulary = vocabulary_of(settings.model)
+    largest = max(max(tokens) for group in groups for tokens in (group.prompt, *(group.responses or [])))
+    if vocabulary is not None and largest >= vocabulary:
+        knows = f"the model knows 0 to {vocabulary - 1}: it is of another tokenizer than the model"
         raise ValueError(f"{source}: token {largest}, {knows}")
     if len(groups) < needed:
         lack = f"{source} has {len(groups)} groups, all rounds need {needed}"
         raise ValueError(f"{lack}, so that none comes again: give more, or lower --rounds or --requests")
     return batches_of(settings, groups), notes
+
+
+def vocabulary_of(model: Path) -> int | None:
+    """Token ids that the model in a folder knows, None if it does not say; ReadError: it says no number."""
+    path = model / "config.json"
+    config = json_object(path)
+    text = config.get("text_config") or {}  # of models that read pictures too
+    expect(isinstance(text, dict), f"{path}, text_config", "a JSON object", text)
+    size = {**config, **text}.get("vocab_size")
+    expect(size is None or type(size) is int, f"{path}, vocab_size", "a number", size)
+    return size
 
 
 def batches_of(settings: Settings, groups: list[Group]) -> dict[Place, Batches]:
@@ -150,7 +162,9 @@ def batches_of(settings: Settings, groups: list[Group]) -> dict[Place, Batches]:
     `responses`. Every batch has other groups and other seeds, so that no drafter meets a response that it has seen
     before. All variants get the same.
     """
-    left, seeds, found = iter(groups), itertools.count(), {}
+    left = iter(groups)
+    seeds = itertools.count()
+    places: dict[Place, Batches] = {}
 
     def batch_of(requests: int) -> list[dict[str, Any]]:
         batch: list[dict[str, Any]] = []
@@ -165,5 +179,5 @@ def batches_of(settings: Settings, groups: list[Group]) -> dict[Place, Batches]:
     for round_ in range(settings.rounds + 1):
         for load, requests in enumerate(settings.requests):
             batches = 1 if round_ == WARM_UP else -(-settings.responses // requests)
-            found[round_, load] = [batch_of(requests) for _ in range(batches)]
-    return found
+            places[round_, load] = [batch_of(requests) for _ in range(batches)]
+    return places

@@ -16,7 +16,9 @@ from sam.record import replacing
 
 WORTHWHILE = 1.02  # ratio to stock from which speculation pays; less is not worth a setting
 FEWEST_ROUNDS = MORE_ROUNDS = 3  # a range of fewer says nothing about noise
-GO, NO_GO, NOISY = "go", "no-go", "too noisy to tell"
+GO = "go"
+NO_GO = "no-go"
+NOISY = "too noisy to tell"
 SAME_WORK = 0.05  # share by which the tokens of two variants may differ before a reader is warned
 STOCK_SAMPLES = "stock samples other tokens of the same distribution; on a CPU seeds slow it down: try --no-seeds too"
 
@@ -63,10 +65,16 @@ def compared(seconds: list[float], reference: list[float]) -> dict[str, Any]:
         >>> compared([1.0, 1.0, 1.0], [1.31, 1.38, 1.44])
         {'ratio': 1.38, 'low': 1.31, 'high': 1.44, 'answer': 'go'}
     """
-    ratios = [theirs / its for its, theirs in zip(seconds, reference, strict=True)]
-    ratio, low, high = middle(ratios, 3), round(min(ratios), 3), round(max(ratios), 3)
-    answer = NOISY if len(seconds) < FEWEST_ROUNDS or low <= WORTHWHILE < high else GO if low > WORTHWHILE else NO_GO
-    return {"ratio": ratio, "low": low, "high": high, "answer": answer}
+    ratios = [theirs / own for own, theirs in zip(seconds, reference, strict=True)]
+    low = round(min(ratios), 3)
+    high = round(max(ratios), 3)
+    if len(seconds) < FEWEST_ROUNDS or low <= WORTHWHILE < high:
+        answer = NOISY
+    elif low > WORTHWHILE:
+        answer = GO
+    else:
+        answer = NO_GO
+    return {"ratio": middle(ratios, 3), "low": low, "high": high, "answer": answer}
 
 
 def times(compared: dict[str, Any]) -> str:
@@ -76,7 +84,7 @@ def times(compared: dict[str, Any]) -> str:
 
 def at(requests: int) -> str:
     """A load in words."""
-    return f"at {requests} request{'s' * (requests != 1)}"
+    return "at 1 request" if requests == 1 else f"at {requests} requests"
 
 
 def result_of(loads: list[list[dict[str, dict]]], settings: Settings, notes: list[str]) -> dict[str, Any]:
@@ -86,9 +94,10 @@ def result_of(loads: list[list[dict[str, dict]]], settings: Settings, notes: lis
         loads: of each load and round by variant what sam.vllm.bench.engine.BenchEngine.run returns.
         notes: what to know of the input.
     """
-    measured = [pair for pair in zip(settings.requests, loads, strict=True) if pair[1]]
-    variants = settings.variants
-    rows = [row_of(requests, one, rounds, settings) for requests, rounds in measured for one in variants]
+    rows = []
+    for requests, rounds in zip(settings.requests, loads, strict=True):
+        if rounds:
+            rows += [row_of(requests, variant, rounds, settings) for variant in settings.variants]
     verdicts = {row["requests"]: row for row in rows if row["variant"] == "sam"}
     return {
         "date": str(date.today()),
@@ -111,16 +120,14 @@ def row_of(requests: int, variant: str, rounds: list[dict[str, dict]], settings:
         `compared`; `identical` of `responses` that equal those of `off`, None without it or without seeds;
         `tokens_ratio`: its tokens over the reference's; `draft_errors`.
     """
-    runs, base = [one[variant] for one in rounds], [one[settings.reference] for one in rounds]
-
-    def whole(name: str, of: list[dict] = runs) -> Any:
-        values = [run[name] for run in of]
-        return None if None in values else sum(values)
-
-    verified, verify_steps, identical = whole("verified_tokens"), whole("verify_steps"), None
+    runs = [by_variant[variant] for by_variant in rounds]
+    base = [by_variant[settings.reference] for by_variant in rounds]
+    identical = None
     if "off" in settings.variants and (settings.seeds or settings.temperature == 0):
-        pairs = [zip(one[variant]["responses"], one["off"]["responses"], strict=True) for one in rounds]
-        identical = sum(mine == theirs for pair in pairs for mine, theirs in pair)
+        identical = 0
+        for by_variant in rounds:
+            pairs = zip(by_variant[variant]["responses"], by_variant["off"]["responses"], strict=True)
+            identical += sum(own == theirs for own, theirs in pairs)
     seconds = [run["seconds"] for run in runs]
     return {
         "requests": requests,
@@ -130,13 +137,31 @@ def row_of(requests: int, variant: str, rounds: list[dict[str, dict]], settings:
         "tokens_per_s": middle((run["tokens"] / run["seconds"] for run in runs), 1),
         "step_ms": middle((1e3 * run["seconds"] / run["steps"] for run in runs), 3),
         "steps": middle((run["steps"] for run in runs), 1),
-        "acceptance_length": verify_steps and round(verified / verify_steps, 3) if verify_steps != 0 else 1.0,
-        **{name: whole(name) for name in ("drafted", "accepted", "draft_errors")},
+        "acceptance_length": acceptance_length(runs),
+        "drafted": total(runs, "drafted"),
+        "accepted": total(runs, "accepted"),
+        "draft_errors": total(runs, "draft_errors"),
         **compared(seconds, [run["seconds"] for run in base]),
         "identical": identical,
         "responses": sum(len(run["responses"]) for run in runs),
-        "tokens_ratio": round(whole("tokens") / max(1, whole("tokens", base)), 3),
+        "tokens_ratio": round(total(runs, "tokens") / max(1, total(base, "tokens")), 3),
     }
+
+
+def total(runs: list[dict[str, Any]], name: str) -> int | None:
+    """The sum of a count over runs; None where it was not counted, as in stock."""
+    counts = [run[name] for run in runs]
+    return None if None in counts else sum(counts)
+
+
+def acceptance_length(runs: list[dict[str, Any]]) -> float | None:
+    """Tokens emitted by a verification, of all runs; None where it was not counted, 1.0 where nothing was verified."""
+    verify_steps = total(runs, "verify_steps")
+    if verify_steps is None:
+        return None
+    if verify_steps == 0:
+        return 1.0
+    return round(total(runs, "verified_tokens") / verify_steps, 3)
 
 
 def verdict_line(row: dict[str, Any]) -> str:
@@ -146,8 +171,10 @@ def verdict_line(row: dict[str, Any]) -> str:
         >>> verdict_line({"requests": 1, "rounds": 3} | compared([1.0, 1.0, 1.0], [0.9, 1.2, 1.1]))
         'too noisy to tell: 1.10x (0.90-1.20) at 1 request: use --rounds 6'
     """
-    more = f": use --rounds {row['rounds'] + MORE_ROUNDS}" if row["answer"] == NOISY else ""
-    return f"{row['answer']}: {times(row)} {at(row['requests'])}{more}"
+    line = f"{row['answer']}: {times(row)} {at(row['requests'])}"
+    if row["answer"] == NOISY:
+        line += f": use --rounds {row['rounds'] + MORE_ROUNDS}"
+    return line
 
 
 def recommendation(answers: dict[int, str], draft_tokens: int) -> str:
@@ -158,40 +185,52 @@ def recommendation(answers: dict[int, str], draft_tokens: int) -> str:
         return "speculation=off   # no load gains"
     if GO not in answers.values():
         return "no recommendation yet: no load is sure to gain"
-    but = [str(requests) for requests, answer in answers.items() if answer != GO]
-    keys = f"speculation.policy=goodput speculation.num_speculative_tokens={draft_tokens}"
-    return f"speculation=sam {keys}" + (f"   # not sure to gain at {', '.join(but)}" if but else "")
+    words = f"speculation=sam speculation.policy=goodput speculation.num_speculative_tokens={draft_tokens}"
+    doubtful = [str(requests) for requests, answer in answers.items() if answer != GO]
+    if not doubtful:
+        return words
+    return f"{words}   # not sure to gain at {', '.join(doubtful)}"
 
 
 def warnings_of(rows: list[dict[str, Any]], settings: Settings) -> list[str]:
     """What a reader must know before believing the rows."""
-    samples = settings.reference == STOCK and settings.seeds and settings.temperature and not settings.text
-    found = [STOCK_SAMPLES] if samples else []
+    warnings = []
+    if settings.reference == STOCK and settings.seeds and settings.temperature and not settings.text:
+        warnings.append(STOCK_SAMPLES)
     for row in rows:
         place = f"{row['variant']} {at(row['requests'])}"
         if row["draft_errors"]:
-            found.append(f"{place}: drafting failed {row['draft_errors']} times: see {row['variant']}.log")
+            warnings.append(f"{place}: drafting failed {row['draft_errors']} times: see {row['variant']}.log")
         if row["variant"] != STOCK and row["identical"] is not None and row["identical"] < row["responses"]:
-            found.append(f"{place}: {row['responses'] - row['identical']} responses differ from those of off")
+            warnings.append(f"{place}: {row['responses'] - row['identical']} responses differ from those of off")
         if abs(row["tokens_ratio"] - 1) > SAME_WORK:
             than = f"{row['tokens_ratio']:.2f} times the tokens of {settings.reference}, so that seconds are not"
-            found.append(f"{place}: {than} of the same work: use --ignore-eos or more rounds")
-    return found
+            warnings.append(f"{place}: {than} of the same work: use --ignore-eos or more rounds")
+    return warnings
 
 
 def table_of(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Header and cells of the table, for the screen and for the report's page."""
     header = ["requests", "variant", "seconds", "tokens/s", "ms/step", "steps", "length", "drafted", "accepted"]
-    cells = []
-    for row in result["rows"]:
-        length, same = row["acceptance_length"], row["identical"]
-        cells.append([
-            str(row["requests"]), row["variant"], f"{row['seconds']:.2f}", f"{row['tokens_per_s']:.1f}",
-            f"{row['step_ms']:.2f}", f"{row['steps']:.0f}", "-" if length is None else f"{length:.2f}",
-            *("-" if row[name] is None else str(row[name]) for name in ("drafted", "accepted")),
-            times(row), "-" if same is None else f"{same} of {row['responses']}",
-        ])  # fmt: skip
-    return [*header, f"over {result['reference']}", "identical to off"], cells
+    header += [f"over {result['reference']}", "identical to off"]
+    return header, [cells_of(row) for row in result["rows"]]
+
+
+def cells_of(row: dict[str, Any]) -> list[str]:
+    """A row of the table; `-` for what was not counted."""
+    return [
+        str(row["requests"]),
+        row["variant"],
+        f"{row['seconds']:.2f}",
+        f"{row['tokens_per_s']:.1f}",
+        f"{row['step_ms']:.2f}",
+        f"{row['steps']:.0f}",
+        "-" if row["acceptance_length"] is None else f"{row['acceptance_length']:.2f}",
+        "-" if row["drafted"] is None else str(row["drafted"]),
+        "-" if row["accepted"] is None else str(row["accepted"]),
+        times(row),
+        "-" if row["identical"] is None else f"{row['identical']} of {row['responses']}",
+    ]
 
 
 def as_text(result: dict[str, Any]) -> str:

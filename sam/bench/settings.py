@@ -20,8 +20,15 @@ STOCK = "stock"
 VARIANTS = (STOCK, "off", "sam", "ngram", "suffix", *WITH_DRAFT_MODEL)
 FIXED = {f"sam-k{tokens}": tokens for tokens in range(1, 16)}  # drafts of up to so many tokens in every step
 # Set by the variants, so that nobody else may.
-RESERVED = ("model", "speculative_config", "spec_method", "spec_model", "spec_tokens", "additional_config",
-            "worker_extension_cls")  # fmt: skip
+RESERVED = (
+    "model",
+    "speculative_config",
+    "spec_method",
+    "spec_model",
+    "spec_tokens",
+    "additional_config",
+    "worker_extension_cls",
+)
 DEFAULT_MAX_TOKENS = 256
 EPILOG = (
     "Further options, such as --max-model-len 2048, are vLLM's engine's, by its own names, and go to all variants. "
@@ -76,9 +83,15 @@ class Settings(argparse.Namespace):
 
     def start(self, variant: str) -> dict[str, Any]:
         """What sam.vllm.bench.engine.BenchEngine is told to start a variant's engine."""
-        speculation = None if variant == STOCK else SpeculationConfig.from_dict(self._speculation(variant)).to_dict()
-        started = {"model": str(self.model), "engine": self.engine, "forces_text": self.text is not None}
-        return started | {"speculation": speculation}
+        speculation = None
+        if variant != STOCK:
+            speculation = SpeculationConfig.from_dict(self._speculation(variant)).to_dict()
+        return {
+            "model": str(self.model),
+            "engine": self.engine,
+            "forces_text": self.text is not None,
+            "speculation": speculation,
+        }
 
     def _speculation(self, variant: str) -> dict[str, Any]:
         if variant == "off":
@@ -101,23 +114,29 @@ def engine_arguments(words: list[str]) -> dict[str, str]:
         >>> engine_arguments(["--max-model-len", "512", "--enforce-eager", "--hf_overrides.a=9"])
         {'max_model_len': '512', 'enforce_eager': '', 'hf_overrides': '9'}
     """
-    found = {}
+    arguments = {}
     for word, following in itertools.pairwise([*words, "--"]):
         flag, equals, value = word.partition("=")
-        if flag.startswith("--"):
-            name = flag[2:].partition(".")[0].replace("-", "_")
-            found[name] = value if equals else "" if following.startswith("--") else following
-    return found
+        if not flag.startswith("--"):
+            continue
+        if not equals and not following.startswith("--"):
+            value = following
+        name = flag[2:].partition(".")[0].replace("-", "_")
+        arguments[name] = value
+    return arguments
 
 
 def engine_options() -> set[str]:
     """Flags of vLLM's engine, read off the installed one's source, which takes seconds to import; none without it."""
     package = importlib.util.find_spec("vllm")
-    folders = (package and package.submodule_search_locations) or []
-    sources = [path for folder in folders if (path := Path(folder) / "engine" / "arg_utils.py").is_file()]
-    nodes = [node for path in sources for node in ast.parse(path.read_text()).body]
-    engine = [node for node in nodes if isinstance(node, ast.ClassDef) and node.name == "EngineArgs"]
-    calls = [one for node in engine for one in ast.walk(node) if isinstance(one, ast.Call)]
+    if package is None or package.origin is None:
+        return set()
+    source = Path(package.origin).with_name("engine") / "arg_utils.py"
+    if not source.is_file():
+        return set()
+    classes = [node for node in ast.parse(source.read_text()).body if isinstance(node, ast.ClassDef)]
+    engine = [node for definition in classes if definition.name == "EngineArgs" for node in ast.walk(definition)]
+    calls = [node for node in engine if isinstance(node, ast.Call)]
     added = [call for call in calls if getattr(call.func, "attr", None) == "add_argument"]
     return {word.value for call in added for word in call.args if isinstance(word, ast.Constant)}
 
@@ -126,8 +145,9 @@ def is_engine_option(word: str, known: set[str]) -> bool:
     """Whether argparse takes a word for one of the known flags: also by its beginning, or with a value behind it."""
     flag = word.partition("=")[0].partition(".")[0].replace("_", "-")
     if flag.startswith("--"):
-        return any(one.startswith((flag, flag.replace("--no-", "--", 1))) for one in known)
-    return flag.startswith(("-O", *(one for one in known if not one.startswith("--"))))
+        return any(option.startswith((flag, flag.replace("--no-", "--", 1))) for option in known)
+    short = [option for option in known if not option.startswith("--")]
+    return flag.startswith(("-O", *short))
 
 
 def parser() -> Parser:

@@ -10,7 +10,9 @@ import numpy as np
 
 from sam.jit import kernel
 
-POSITIONS, PROBABILITIES = 4, 20  # bins of a table
+# Bins of a table.
+POSITIONS = 4
+PROBABILITIES = 20
 ALL = POSITIONS * PROBABILITIES  # index of the entry for all bins together
 PRIOR = 8.0  # observations that a raw probability counts for
 OVERALL_PRIOR = 8.0  # tokens, expected and accepted, before there were any
@@ -35,7 +37,8 @@ def bin_of(position, probability):
 @kernel
 def acceptance_probability(acceptance, index, probability):
     """Share of the draft tokens with this raw probability that were accepted."""
-    overall, entry = acceptance[ALL], acceptance[index]
+    overall = acceptance[ALL]
+    entry = acceptance[index]
     probability *= min(1.0, (overall.accepted + OVERALL_PRIOR) / (overall.expected + OVERALL_PRIOR))
     return (entry.accepted + PRIOR * probability) / (entry.expected + PRIOR)
 
@@ -54,7 +57,8 @@ def add_draft_token(acceptance, sequences, slot, token, probability, min_accepta
     cumulative = min(cumulative, acceptance_probability(acceptance, index, probability))
     if cumulative < min_acceptance:
         return False
-    sequences.draft_tokens[slot, position], sequences.draft_bins[slot, position] = token, index
+    sequences.draft_tokens[slot, position] = token
+    sequences.draft_bins[slot, position] = index
     sequences.draft_acceptance[slot, position] = cumulative
     text.num_drafted += 1
     return True
@@ -63,7 +67,8 @@ def add_draft_token(acceptance, sequences, slot, token, probability, min_accepta
 @kernel
 def update_calibration(acceptance, sequences, slot, tokens, first, last):
     """Count which tokens of the last draft the text's new tokens, tokens[first:last], accepted."""
-    text, accepted = sequences.texts[slot], True
+    text = sequences.texts[slot]
+    accepted = True
     for i in range(text.num_drafted):
         if accepted and first + i == last:
             break  # the text was cut short: whether this one would have been accepted is not known

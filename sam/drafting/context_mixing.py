@@ -25,10 +25,15 @@ from sam.drafting.calibration import add_draft_token, make_acceptance
 from sam.drafting.prompt_memory import STRENGTHS, is_best, recall, share_of
 from sam.jit import kernel
 
-LENGTH_BUCKETS, EVIDENCE_BUCKETS, AGE_BUCKETS = 9, 12, 4
+LENGTH_BUCKETS = 9
+EVIDENCE_BUCKETS = 12
+AGE_BUCKETS = 4
 SLOWEST = 0.002  # learning rate of a weight that has been learnt for long
 PRIOR = 8.0  # updates that the initial weights count for
-SUFFIX_WEIGHT, RECOVERY_WEIGHT, MEMORY_WEIGHT = 0.7, 0.3, 0.3  # before anything is learnt
+# Weights before anything is learnt.
+SUFFIX_WEIGHT = 0.7
+RECOVERY_WEIGHT = 0.3
+MEMORY_WEIGHT = 0.3
 FLOOR = 1e-5  # probability of a token that no context knows
 # Weights of suffix contexts are indexed by match length and evidence; from FIRST_RECOVERY on come those of recovery
 # contexts, indexed by match length, age and evidence, and from FIRST_OF_MEMORY on those of the memory of other prompts,
@@ -64,9 +69,10 @@ def length_bucket(length):
 
 @kernel
 def evidence_bucket(count, total):
-    """0-4: the only continuation, by its count; 5-6: one of several, seen once or twice; 7-11: by its share."""
+    """0-4: the only continuation, seen once, twice, up to 4, up to 9 times, more; 5-6: one of several, seen once or
+    twice; 7-11: one of several, by its share."""
     if count == total:
-        return 0 if count == 1 else 1 if count == 2 else 2 if count <= 4 else 3 if count <= 9 else 4
+        return (count > 1) + (count > 2) + (count > 4) + (count > 9)
     if count <= 2:
         return 4 + count
     return 7 + (5 * count >= total) + (5 * count >= 2 * total) + (5 * count >= 3 * total) + (5 * count >= 4 * total)
@@ -83,10 +89,12 @@ def memory_weight(recalled, match_len):
 @kernel
 def learn_weight(entry, p, share):
     """Interpolate `share`, of the actual token, into its probability `p`, and learn the weight; returns the mixture."""
-    weight, seen = entry.weight, entry.num_updates
+    weight = entry.weight
+    seen = entry.num_updates
     mixed = p + weight * (share - p)
     weight += max(SLOWEST, 1.0 / (seen + PRIOR)) * (weight * share / mixed - weight)
-    entry.weight, entry.num_updates = min(0.999, max(0.001, weight)), seen + 1.0
+    entry.weight = min(0.999, max(0.001, weight))
+    entry.num_updates = seen + 1.0
     return mixed
 
 
@@ -119,7 +127,8 @@ class Contexts(NamedTuple):
 @kernel
 def end_of(store, text):
     """The Place in which a text ends, as far as it has been appended."""
-    end, age = np.int64(text.end), text.tokens_since_mismatch
+    end = np.int64(text.end)
+    age = text.tokens_since_mismatch
     return Place(end, np.int64(store.nodes[end].length), text.recovery_state, text.recovery_match_len, age)
 
 
@@ -199,7 +208,11 @@ def is_nothing(contexts, match_len, recalled):
 @kernel
 def predict(store, mixing, contexts, match_len, recalled):
     """The likeliest of the most frequent continuations, and its raw probability; `recalled`: Continuations."""
-    longest, recovery, likeliest, probability, left = contexts.longest, contexts.recovery, np.int64(NONE), 0.0, 1.0
+    longest = contexts.longest
+    recovery = contexts.recovery
+    likeliest = np.int64(NONE)
+    probability = 0.0
+    left = 1.0
     if recalled.total != 0:
         likeliest = recalled.tokens[recalled.best]
         probability = probability_of(store, mixing, contexts, match_len, recalled, likeliest)
@@ -217,7 +230,8 @@ def predict(store, mixing, contexts, match_len, recalled):
             continue
         p = probability_of(store, mixing, contexts, match_len, recalled, context.token)
         if p > probability:
-            likeliest, probability = context.token, p
+            likeliest = context.token
+            probability = p
         left -= p
     return likeliest, probability
 
@@ -249,7 +263,8 @@ def follow_recovery(store, contexts, match_len, text, token):
 @kernel
 def _next_recovery(store, text, token):
     """The recovery state after `token`, which may be a second mismatch."""
-    nodes, state = store.nodes, text.recovery_state
+    nodes = store.nodes
+    state = text.recovery_state
     edge = find(store, state, token)
     if edge != NONE:
         text.recovery_match_len += 1
@@ -293,7 +308,8 @@ def draft(store, memory, learned, sequences, slot, budget, min_acceptance):
 @kernel
 def draft_from(store, memory, learned, sequences, slot, place, budget, min_acceptance):
     """As `draft`, for a text that ends in `place`."""
-    text, probability = sequences.texts[slot], 1.0
+    text = sequences.texts[slot]
+    probability = 1.0
     text.num_drafted = 0
     while text.num_drafted < budget:
         contexts, match_len = find_contexts(store, place)

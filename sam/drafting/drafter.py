@@ -57,7 +57,9 @@ def append_all(store, memory, learned, sequences, slots, tokens, offsets):
         raise ValueError("append: expected offsets of each request and the end, rising from 0 to the number of tokens")
     lost = 0
     for i in range(slots.size):
-        text, first, last = sequences.texts[slots[i]], offsets[i], offsets[i + 1]
+        text = sequences.texts[slots[i]]
+        first = offsets[i]
+        last = offsets[i + 1]
         if text.group != NONE and not reserve(store, text.group, last - first):
             text.group = NONE
             lost += 1
@@ -93,11 +95,16 @@ def draft_all(store, memory, learned, sequences, slots, budgets, min_acceptance)
         begin.
     """
     longest = sequences.draft_tokens.shape[1]
-    tokens, acceptance = np.empty(slots.size * longest, np.int32), np.empty(slots.size * longest, np.float32)
+    tokens = np.empty(slots.size * longest, np.int32)
+    acceptance = np.empty(slots.size * longest, np.float32)
     offsets = np.zeros(slots.size + 1, np.int64)
-    texts, draft_tokens, draft_acceptance = sequences.texts, sequences.draft_tokens, sequences.draft_acceptance
+    texts = sequences.texts
+    draft_tokens = sequences.draft_tokens
+    draft_acceptance = sequences.draft_acceptance
     for i in range(slots.size):
-        slot, end, budget = slots[i], offsets[i], min(np.int64(budgets[i]), longest)
+        slot = slots[i]
+        end = offsets[i]
+        budget = min(np.int64(budgets[i]), longest)
         if texts[slot].group != NONE and budget > 0:
             draft(store, memory, learned, sequences, slot, budget, min_acceptance)
             for position in range(texts[slot].num_drafted):
@@ -143,7 +150,8 @@ class Drafter:
             raise ValueError(f"max_draft_tokens={max_draft_tokens}: expected at least 1")
         if scope not in SCOPES:
             raise ValueError(f"scope={scope!r}: expected one of {', '.join(SCOPES)}")
-        self.max_draft_tokens, self.scope = max_draft_tokens, scope
+        self.max_draft_tokens = max_draft_tokens
+        self.scope = scope
         self.memory = make_memory(memory_budget_bytes // BUDGET_SHARE if cross_prompt else 0)
         held = sum(array.nbytes for array in self.memory)
         self.store = store.make_store((memory_budget_bytes - held) // store.BLOCK_BYTES)
@@ -242,8 +250,15 @@ class Drafter:
         slots = self.slots_of(request_ids)
         if len(budgets) != len(slots):
             raise ValueError(f"{len(budgets)} budgets for {len(slots)} requests: expected one for each")
-        limits = np.asarray(budgets, np.int64), float(min_acceptance)
-        tokens, acceptance, offsets = draft_all(self.store, self.memory, self.learned, self.sequences, slots, *limits)
+        tokens, acceptance, offsets = draft_all(
+            self.store,
+            self.memory,
+            self.learned,
+            self.sequences,
+            slots,
+            np.asarray(budgets, np.int64),
+            float(min_acceptance),
+        )
         return Drafts(tokens, offsets, acceptance)
 
     def finish(self, request_id: str) -> None:
@@ -251,7 +266,8 @@ class Drafter:
         slot = int(self.slots_of([request_id])[0])
         del self._slots[request_id]
         self._free_slots.append(slot)
-        if (group := self._group_of.pop(slot, NONE)) != NONE:
+        group = self._group_of.pop(slot, NONE)
+        if group != NONE:
             self._leave(group)
 
     def _leave(self, group: int) -> None:
@@ -290,9 +306,10 @@ class Drafter:
         try:
             return append(self.store, self.memory, self.learned, self.sequences, slots, tokens, offsets)
         except MemoryError:
-            group, texts = int(self.store.counters[0]["torn_group"]), self.sequences.texts
+            group = int(self.store.counters[0]["torn_group"])
+            texts = self.sequences.texts
             texts["group"][texts["group"] == group] = NONE
-            users = [slot for slot, its in self._group_of.items() if its == group]
+            users = [slot for slot, user_group in self._group_of.items() if user_group == group]
             self.counters["overflow_requests"] += len(users)
             for slot in users:
                 del self._group_of[slot]
@@ -329,7 +346,8 @@ class Drafter:
     def warm_up(self) -> None:
         """Compile every kernel, so that no step waits for it."""
         other = Drafter(max_draft_tokens=self.max_draft_tokens, memory_budget_bytes=1 << 20)
-        prompt, tokens = np.array([1, 2, 1], np.int32), np.arange(100, dtype=np.int32) % 7
+        prompt = np.array([1, 2, 1], np.int32)
+        tokens = np.arange(100, dtype=np.int32) % 7
         for name in ("a", "b"):
             other.start(name, prompt)
         other.append(["a", "b"], tokens, np.array([0, 50, 100]))

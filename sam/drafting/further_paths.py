@@ -31,34 +31,42 @@ EDGE = np.dtype([("node", "i8"), ("token", "i8"), ("probability", "f8")], align=
 
 
 class Tree(NamedTuple):
-    """Room for a tree: NODE [tokens + 1], EDGE [nodes * paths] that leave it, int64 [3] nodes, edges and paths in use;
-    and one slot, the text with the tokens of one path as its draft, for which the memory is asked."""
+    """Room for a tree."""
 
-    nodes: np.ndarray
-    edges: np.ndarray
-    sizes: np.ndarray
-    branch: Sequences
+    nodes: np.ndarray  # NODE [tokens + 1]
+    edges: np.ndarray  # EDGE [nodes * paths], that leave it
+    sizes: np.ndarray  # int64 [3], nodes, edges and paths in use
+    branch: Sequences  # one slot: the text with the tokens of one path as its draft, for which the memory is asked
 
 
 def make_tree(paths: int, tokens: int) -> Tree:
     """An empty tree of up to `paths` leaves and `tokens` tokens."""
-    nodes, edges = np.zeros(tokens + 1, NODE), np.zeros((tokens + 1) * (paths + 1), EDGE)
-    return Tree(nodes, edges, np.zeros(3, np.int64), make_sequences(1, tokens))
+    return Tree(
+        nodes=np.zeros(tokens + 1, NODE),
+        edges=np.zeros((tokens + 1) * (paths + 1), EDGE),
+        sizes=np.zeros(3, np.int64),
+        branch=make_sequences(1, tokens),
+    )
 
 
 @kernel
 def grow(store, memory, learned, sequences, slot, tree, paths, most_tokens, depth):
     """Grow the tree of a slot's text: at most `paths` leaves, `most_tokens` tokens, and `depth` tokens on a path."""
-    text, root, sizes = sequences.texts[slot], tree.nodes[0], tree.sizes
+    text = sequences.texts[slot]
+    root = tree.nodes[0]
+    sizes = tree.sizes
     branch = tree.branch.texts[0]
-    branch.num_tokens, branch.prompt_tag = text.num_tokens, text.prompt_tag
+    branch.num_tokens = text.num_tokens
+    branch.prompt_tag = text.prompt_tag
     for i in range(RECENT_TOKENS):
         tree.branch.recent_tokens[0, i] = sequences.recent_tokens[slot, i]
     root.token = root.parent = NONE
     root.path = root.depth = root.children = 0
     root.probability = root.acceptance = 1.0
     _set_place(root, end_of(store, text))
-    sizes[0], sizes[1], sizes[2] = 1, 0, 1
+    sizes[0] = 1
+    sizes[1] = 0
+    sizes[2] = 1
     _add_edges(store, memory, learned, tree, 0, paths)
     while sizes[0] <= most_tokens:
         best = NONE
@@ -81,14 +89,18 @@ def _place(node):
 
 @kernel
 def _set_place(node, place):
-    node.state, node.length, node.age = place.state, place.length, place.age
-    node.recovery_state, node.recovery_match_len = place.recovery_state, place.recovery_match_len
+    node.state = place.state
+    node.length = place.length
+    node.age = place.age
+    node.recovery_state = place.recovery_state
+    node.recovery_match_len = place.recovery_match_len
 
 
 @kernel
 def _recall(memory, tree, at):
     """What the memory of other prompts has seen to follow the text and the path to a node."""
-    depth, node = tree.nodes[at].depth, at
+    depth = tree.nodes[at].depth
+    node = at
     while node > 0:
         tree.branch.draft_tokens[0, tree.nodes[node].depth - 1] = tree.nodes[node].token
         node = tree.nodes[node].parent
@@ -98,7 +110,9 @@ def _recall(memory, tree, at):
 @kernel
 def _add_edges(store, memory, learned, tree, at, paths):
     """The node's `paths` likeliest continuations, of which the first is the one that the product drafts."""
-    node, first, mixing = tree.nodes[at], tree.sizes[1], learned.mixing
+    node = tree.nodes[at]
+    first = tree.sizes[1]
+    mixing = learned.mixing
     contexts, match_len = find_contexts(store, _place(node))
     recalled = _recall(memory, tree, at)
     if is_nothing(contexts, match_len, recalled):
@@ -112,9 +126,11 @@ def _add_edges(store, memory, learned, tree, at, paths):
         token = np.int64(recalled.tokens[i])
         _offer(store, mixing, sums, tree, first, paths, at, token, share_of(recalled, token), most)
     for context in contexts:
-        state, edge = np.int64(context.state), np.int64(context.state)
+        state = np.int64(context.state)
+        edge = state
         while edge != NONE:
-            token, share = np.int64(store.nodes[edge].token), store.nodes[edge].count / store.nodes[state].total_count
+            token = np.int64(store.nodes[edge].token)
+            share = store.nodes[edge].count / store.nodes[state].total_count
             _offer(store, mixing, sums, tree, first, paths, at, token, share, most)
             edge = np.int64(store.nodes[edge].first_extra_edge if edge == state else store.nodes[edge].next_edge)
 
@@ -124,7 +140,8 @@ def _offer(store, mixing, sums, tree, first, paths, at, token, share, most):
     """Add an edge, or replace the node's least likely one but the first, if `paths` begin at its edge `first`."""
     if share < MIN_SHARE:
         return
-    edges, end = tree.edges, tree.sizes[1]
+    edges = tree.edges
+    end = tree.sizes[1]
     for i in range(first, end):
         if edges[i].token == token:
             return
@@ -138,22 +155,30 @@ def _offer(store, mixing, sums, tree, first, paths, at, token, share, most):
         if edges[i].probability < edges[least].probability:
             least = i
     if p > edges[least].probability:
-        edges[least].token, edges[least].probability = token, p
+        edges[least].token = token
+        edges[least].probability = p
 
 
 @kernel
 def _add_edge(tree, at, token, probability):
     edge = tree.edges[tree.sizes[1]]
-    edge.node, edge.token, edge.probability = at, token, probability
+    edge.node = at
+    edge.token = token
+    edge.probability = probability
     tree.sizes[1] += 1
 
 
 @kernel
 def _add_node(store, memory, learned, tree, at, paths):
     """Add the edge's token to the tree, and the edges that leave from there."""
-    edge, sizes = tree.edges[at], tree.sizes
-    parent, node = tree.nodes[edge.node], tree.nodes[sizes[0]]
-    node.token, node.parent, node.depth, node.children = edge.token, edge.node, parent.depth + 1, 0
+    edge = tree.edges[at]
+    sizes = tree.sizes
+    parent = tree.nodes[edge.node]
+    node = tree.nodes[sizes[0]]
+    node.token = edge.token
+    node.parent = edge.node
+    node.depth = parent.depth + 1
+    node.children = 0
     node.path = parent.path if parent.children == 0 else sizes[2]
     sizes[2] += parent.children > 0
     parent.children += 1
@@ -200,46 +225,53 @@ def further_paths(drafter: Drafter, request_ids: list[str], depths: np.ndarray, 
         drafter: that has drafted for these requests, and been given nothing since.
         depths: int64 [batch], tokens of a path at most; 0: no paths.
         paths: leaves, the draft's included.
-
     """
-    slots, depths = drafter.slots_of(request_ids), np.asarray(depths, np.int64)
-    most, deepest = len(slots) * (paths - 1), max(1, int(depths.max(initial=0)))
-    found = FurtherPaths(
-        np.zeros(most, np.int64), np.zeros((most, deepest), np.int32), np.zeros(most, np.int64),
-        np.zeros(most, np.int64), np.zeros((most, deepest), np.float32),
-    )  # fmt: skip
+    slots = drafter.slots_of(request_ids)
+    depths = np.asarray(depths, np.int64)
+    most = len(slots) * (paths - 1)
+    deepest = max(1, int(depths.max(initial=0)))
+    room = FurtherPaths(
+        request=np.zeros(most, np.int64),
+        tokens=np.zeros((most, deepest), np.int32),
+        lengths=np.zeros(most, np.int64),
+        shared=np.zeros(most, np.int64),
+        acceptance=np.zeros((most, deepest), np.float32),
+    )
     tree = make_tree(paths, paths * deepest)
     with drafter.reading():
         read = drafter.store, drafter.memory, drafter.learned, drafter.sequences
-        count = _grow_all(*read, slots, depths, tree, paths, found)
-    return FurtherPaths(*(array[:count] for array in found))
+        count = _grow_all(*read, slots, depths, tree, paths, room)
+    return FurtherPaths(*(array[:count] for array in room))
 
 
 @compiled
-def _grow_all(store, memory, learned, sequences, slots, depths, tree, paths, found):
+def _grow_all(store, memory, learned, sequences, slots, depths, tree, paths, room):
+    """Fill `room` (FurtherPaths) with the paths of all slots; returns their number."""
     count = 0
     for i in range(slots.size):
         if depths[i] > 0 and sequences.texts[slots[i]].group != NONE:
             grow(store, memory, learned, sequences, slots[i], tree, paths, paths * depths[i], depths[i])
-            count = _take_paths(tree, i, found, count)
+            count = _take_paths(tree, i, room, count)
     return count
 
 
 @kernel
-def _take_paths(tree, request, found, count):
-    """Add the tree's paths but the first to those `found`; returns their number."""
+def _take_paths(tree, request, room, count):
+    """Add the tree's paths but the first to the `count` that are in `room`; returns their number."""
     for path in range(1, tree.sizes[2]):
-        leaf, first = NONE, NONE
+        first = NONE
+        leaf = NONE
         for i in range(1, tree.sizes[0]):
             if tree.nodes[i].path == path:
-                leaf = i
                 first = i if first == NONE else first
-        found.request[count], found.lengths[count] = request, tree.nodes[leaf].depth
-        found.shared[count] = tree.nodes[first].depth - 1
+                leaf = i
+        room.request[count] = request
+        room.lengths[count] = tree.nodes[leaf].depth
+        room.shared[count] = tree.nodes[first].depth - 1
         while leaf > 0:
             node = tree.nodes[leaf]
-            found.tokens[count, node.depth - 1] = node.token
-            found.acceptance[count, node.depth - 1] = node.acceptance
+            room.tokens[count, node.depth - 1] = node.token
+            room.acceptance[count, node.depth - 1] = node.acceptance
             leaf = node.parent
         count += 1
     return count

@@ -25,7 +25,8 @@ class PositionAcceptance:
     def shares(self) -> np.ndarray:
         """float64 [positions], share accepted at each position of the drafts accepted up to there."""
         # Of little known, like the one before: else drafts longer than the longest so far would never be tried.
-        shares, before = np.empty(self.num_speculative_tokens), FIRST_GUESS
+        shares = np.empty(self.num_speculative_tokens)
+        before = FIRST_GUESS
         for i, (observed, accepted) in enumerate(self._all.T.tolist()):
             shares[i] = before = (accepted + PRIOR * before) / (observed + PRIOR)
         return shares

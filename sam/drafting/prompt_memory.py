@@ -17,7 +17,8 @@ from sam.drafting.texts import token_at
 from sam.jit import kernel
 
 ORDERS = 2, 4, 8  # tokens of a context, one order for each strength
-STRENGTHS, CANDIDATES = len(ORDERS), 3  # candidates: tokens that a row holds
+STRENGTHS = len(ORDERS)
+CANDIDATES = 3  # tokens that a row holds
 MOST_BYTES = 64 << 20
 BUDGET_SHARE = 16  # of a memory budget at most one part in 16
 MOST_COUNTED = 1000
@@ -63,7 +64,8 @@ class Continuations(NamedTuple):
 @kernel
 def nothing():
     """The Continuations of a text that is not known."""
-    none, zero = np.int64(NONE), np.int64(0)
+    none = np.int64(NONE)
+    zero = np.int64(0)
     return Continuations(zero, zero, zero, (none, none, none), (zero, zero, zero))
 
 
@@ -95,7 +97,10 @@ def corpus_tag(prompt: np.ndarray) -> int:
 @kernel
 def _hashes(sequences, slot, end):
     """Hashes of the last 2, 4 and 8 tokens before position `end`; 0 where there are fewer."""
-    h, two, four, eight = np.uint64(end > 0), np.uint64(0), np.uint64(0), np.uint64(0)
+    h = np.uint64(end > 0)
+    two = np.uint64(0)
+    four = np.uint64(0)
+    eight = np.uint64(0)
     for back in range(1, min(end, ORDERS[2]) + 1):
         h = (h + np.uint64(token_at(sequences, slot, end - back) + 1)) * np.uint64(0x9E3779B97F4A7C15)
         h ^= h >> np.uint64(29)
@@ -135,10 +140,17 @@ def _take_row(entries, h):
 
 
 @kernel
+def _count_elsewhere(entry, prompt_tag):
+    """Prompts in whose text an entry's token followed, without the one of `prompt_tag`; int64."""
+    return max(np.int64(entry.count) - (entry.prompt_tag == prompt_tag), np.int64(0))
+
+
+@kernel
 def recall(memory, sequences, slot, num_ahead):
     """What followed the longest known context at the end of the slot's text and `num_ahead` tokens of its draft, in the
     texts of other prompts."""
-    entries, text = memory.entries, sequences.texts[slot]
+    entries = memory.entries
+    text = sequences.texts[slot]
     if entries.shape[0] == 0:
         return nothing()
     hashes = _hashes(sequences, slot, text.num_tokens + num_ahead)
@@ -146,14 +158,18 @@ def recall(memory, sequences, slot, num_ahead):
         row = _find_row(entries, hashes[strength]) if hashes[strength] != 0 else np.int64(NONE)
         if row == NONE:
             continue
-        first = np.int64(entries[row, 1].count) - (entries[row, 1].prompt_tag == text.prompt_tag)
-        second = np.int64(entries[row, 2].count) - (entries[row, 2].prompt_tag == text.prompt_tag)
-        third = np.int64(entries[row, 3].count) - (entries[row, 3].prompt_tag == text.prompt_tag)
-        counts = max(first, np.int64(0)), max(second, np.int64(0)), max(third, np.int64(0))
+        first = entries[row, 1]
+        second = entries[row, 2]
+        third = entries[row, 3]
+        counts = (
+            _count_elsewhere(first, text.prompt_tag),
+            _count_elsewhere(second, text.prompt_tag),
+            _count_elsewhere(third, text.prompt_tag),
+        )
         total = counts[0] + counts[1] + counts[2]
         if total == 0:
             continue
-        tokens = np.int64(entries[row, 1].token), np.int64(entries[row, 2].token), np.int64(entries[row, 3].token)
+        tokens = np.int64(first.token), np.int64(second.token), np.int64(third.token)
         best = np.int64(0)
         for i in range(1, CANDIDATES):
             best = np.int64(i) if counts[i] > counts[best] else best
@@ -164,7 +180,8 @@ def recall(memory, sequences, slot, num_ahead):
 @kernel
 def remember(memory, sequences, slot, token):
     """Write `token`, which follows the slot's text and is not yet appended, to the row of each of its contexts."""
-    entries, text = memory.entries, sequences.texts[slot]
+    entries = memory.entries
+    text = sequences.texts[slot]
     if entries.shape[0] == 0:
         return
     memory.written[0] += 1
@@ -190,4 +207,6 @@ def _count(entries, row, token, prompt_tag):
         if entry.count < entries[row, rarest].count:
             rarest = i
     entry = entries[row, rarest]
-    entry.token, entry.count, entry.prompt_tag = token, 1, prompt_tag
+    entry.token = token
+    entry.count = 1
+    entry.prompt_tag = prompt_tag

@@ -53,18 +53,25 @@ class Sequences(NamedTuple):
 
 def make_sequences(slots: int, max_draft_tokens: int) -> Sequences:
     """Slots without a text."""
-    shape = slots, max_draft_tokens
-    drafts = [np.zeros(shape, dtype) for dtype in (np.int32, np.int32, np.float64)]
-    return Sequences(np.zeros(slots, SEQUENCE), *drafts, np.zeros((slots, RECENT_TOKENS), np.int32))
+    return Sequences(
+        texts=np.zeros(slots, SEQUENCE),
+        draft_tokens=np.zeros((slots, max_draft_tokens), np.int32),
+        draft_bins=np.zeros((slots, max_draft_tokens), np.int32),
+        draft_acceptance=np.zeros((slots, max_draft_tokens), np.float64),
+        recent_tokens=np.zeros((slots, RECENT_TOKENS), np.int32),
+    )
 
 
 @kernel
 def start_sequence(sequences, slot, group, end, prompt, prompt_tag):
     """Give the slot to a new text that begins with `prompt` (int32 [length])."""
     text = sequences.texts[slot]
-    text.group, text.end, text.prompt_tag = group, end, prompt_tag
+    text.group = group
+    text.end = end
+    text.prompt_tag = prompt_tag
     text.num_tokens = text.num_prompt_tokens = prompt.size
-    text.recovery_state, text.num_drafted = NONE, 0
+    text.recovery_state = NONE
+    text.num_drafted = 0
     for position in range(max(0, prompt.size - RECENT_TOKENS), prompt.size):
         sequences.recent_tokens[slot, position % RECENT_TOKENS] = prompt[position]
 

@@ -31,7 +31,8 @@ class WrittenBlocks:
     def clear(self) -> None:
         """Take all blocks for unwritten, as after their memory was given away."""
         # By block: how many of its tokens are written, and the hash of the text up to their end.
-        self._counts, self._hashes = np.zeros(0, np.int64), np.zeros(0, np.uint64)
+        self._counts = np.zeros(0, np.int64)
+        self._hashes = np.zeros(0, np.uint64)
 
     def written(self, request_id: str, tokens: np.ndarray, blocks: np.ndarray, before: int = -1) -> int:
         """Tokens at the beginning of a request's text whose keys and values the draft model has.
@@ -47,9 +48,11 @@ class WrittenBlocks:
         extend_hashes(hashes, tokens, known)
         self._texts[request_id] = tokens.size, hashes
         blocks = blocks[: -(-tokens.size // self.block_size)]
-        if (missing := int(blocks.max(initial=-1)) + 1 - self._counts.size) > 0:
-            more = np.zeros(missing + self._counts.size, np.int64)
-            self._counts, self._hashes = np.append(self._counts, more), np.append(self._hashes, more.astype(np.uint64))
+        missing = int(blocks.max(initial=-1)) + 1 - self._counts.size
+        if missing > 0:
+            more = missing + self._counts.size
+            self._counts = np.append(self._counts, np.zeros(more, np.int64))
+            self._hashes = np.append(self._hashes, np.zeros(more, np.uint64))
         counts = self._counts[blocks]
         ends = np.arange(len(blocks)) * self.block_size + counts
         named = hashes[np.minimum(ends, tokens.size)]
@@ -60,12 +63,13 @@ class WrittenBlocks:
 
     def note(self, request_id: str, begin: int, end: int, blocks: np.ndarray) -> None:
         """The draft model has written tokens `begin` to `end` of a text that `written` was asked about."""
-        for i in range(begin // self.block_size, -(-end // self.block_size) if end > begin else 0):
+        if end <= begin:
+            return
+        _, hashes = self._texts[request_id]
+        for i in range(begin // self.block_size, -(-end // self.block_size)):
             last = min(end, (i + 1) * self.block_size)
-            self._counts[blocks[i]], self._hashes[blocks[i]] = (
-                last - i * self.block_size,
-                self._texts[request_id][1][last],
-            )
+            self._counts[blocks[i]] = last - i * self.block_size
+            self._hashes[blocks[i]] = hashes[last]
 
     def keep_only(self, request_ids) -> None:
         """Forget the hashes of the texts of all other requests."""

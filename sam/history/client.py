@@ -23,12 +23,19 @@ from sam.history import database
 logger = logging.getLogger(__name__)
 
 MAX_WAITING = 8192  # responses to write, and prompts to read; further ones are lost
-FLUSH_RESPONSES, FLUSH_SECONDS = 256, 0.5  # of a transaction: at most, and the pause after one
+FLUSH_RESPONSES = 256  # of a transaction at most
+FLUSH_SECONDS = 0.5  # of pause after a transaction
 RETRY_SECONDS = 30.0  # after a failure
 MAX_TOKENS_A_STEP = 2048  # appended to the drafter in a step, about a millisecond's work
 
-COUNTED = "written_responses lost_responses found_prompts appended_tokens errors"
-COUNTERS = tuple(f"history_{name}" for name in COUNTED.split())  # docs/metrics.md
+# docs/metrics.md
+COUNTERS = (
+    "history_written_responses",
+    "history_lost_responses",
+    "history_found_prompts",
+    "history_appended_tokens",
+    "history_errors",
+)
 
 
 class HistoryClient:
@@ -36,16 +43,20 @@ class HistoryClient:
     keeps the responses that it sees end; `tokens` and `epochs` as of `database.add`."""
 
     def __init__(self, folder: Path, tokenizer: str, tokens: int, epochs: int, counters: dict | None = None):
-        self.folder, self.tokenizer, self.bounds = folder, tokenizer, (tokens, epochs)
+        self.folder = folder
+        self.tokenizer = tokenizer
+        self.tokens = tokens
+        self.epochs = epochs
         self.counters = counters if counters is not None else {}
         self.counters.update(dict.fromkeys(COUNTERS, 0))
-        self._sync, self._base = 0, None  # weight syncs of this process; newest version in the file before
+        self._sync = 0  # weight syncs of this process
+        self._base = None  # the newest version that the file had before
         self._keys: dict[str, bytes] = {}  # of the requests that run
         self._finished: queue.Queue[tuple[bytes, int, Sequence[int]]] = queue.Queue(MAX_WAITING)
         self._asked: queue.Queue[tuple[np.ndarray, bool]] = queue.Queue(MAX_WAITING)  # and whether the drafter has none
         self._seen: set[bytes] = set()  # digests of responses that this process has written or read
         # Prompt, response or the rest of it, and whether it follows the prompt.
-        self._found: deque[tuple[np.ndarray, np.ndarray, bool]] = deque()
+        self._to_append: deque[tuple[np.ndarray, np.ndarray, bool]] = deque()
         self._stopped = threading.Event()
         self._threads = [threading.Thread(target=self._work, args=(w,), daemon=True) for w in (self.write, self.read)]
 
@@ -54,8 +65,13 @@ class HistoryClient:
         """For an engine's drafter; None without a folder. `model_config` is vLLM's, whose `model` is read."""
         if config.history_path is None:
             return None
-        bounds = config.history_tokens, config.history_epochs
-        return cls(Path(config.history_path), database.fingerprint(str(model_config.model)), *bounds, counters)
+        return cls(
+            Path(config.history_path),
+            database.fingerprint(str(model_config.model)),
+            config.history_tokens,
+            config.history_epochs,
+            counters,
+        )
 
     def start(self) -> None:
         """Begin to read and write."""
@@ -86,7 +102,8 @@ class HistoryClient:
 
     def request_finished(self, request_id: str, tokens: Sequence[int]) -> None:
         """Keep a response: all of its token ids, which nobody changes any more; it may end in negative placeholders."""
-        if (key := self._keys.pop(request_id, None)) is None:
+        key = self._keys.pop(request_id, None)
+        if key is None:
             return
         try:
             self._finished.put_nowait((key, self._sync, tokens))
@@ -96,13 +113,14 @@ class HistoryClient:
     def deliver(self, drafter: Drafter) -> None:
         """Append what has been read to the drafter, as far as a step may take."""
         left = MAX_TOKENS_A_STEP
-        while left > 0 and self._found:
-            prompt, tokens, is_start = self._found.popleft()
-            piece, rest = tokens[:left], tokens[left:]
+        while left > 0 and self._to_append:
+            prompt, tokens, is_start = self._to_append.popleft()
+            piece = tokens[:left]
+            rest = tokens[left:]
             if drafter.append_earlier(prompt, piece, is_start):
                 self.counters["history_appended_tokens"] += len(piece)
             if len(rest):
-                self._found.appendleft((prompt, rest, False))
+                self._to_append.appendleft((prompt, rest, False))
             left -= len(piece)
 
     def _work(self, work) -> None:
@@ -140,7 +158,7 @@ class HistoryClient:
                 responses.append((prompt, self._base + sync, known))
                 self._seen.add(digest(known))
         try:
-            database.add(connection, responses, *self.bounds)
+            database.add(connection, responses, self.tokens, self.epochs)
         except sqlite3.Error:
             self.counters["history_lost_responses"] += len(responses)
             raise
@@ -155,14 +173,21 @@ class HistoryClient:
 
     def _answer(self, prompt: np.ndarray, is_new: bool) -> None:
         """Find a prompt's responses, those of the newest weights first, since a step takes a part."""
-        rows, key = [], digest(prompt)
-        found = (self.folder, self.tokenizer, lambda opened: rows.extend(database.read(opened, key)))
-        database.read_files(*found, self._count_error)
-        rows = [row for row in rows if is_new or row[1] not in self._seen]
-        for _, known, tokens in sorted(rows, key=lambda row: -row[0]):
-            self._seen.add(known)
+        responses = []
+        key = digest(prompt)
+
+        def read(connection: sqlite3.Connection) -> None:
+            responses.extend(database.read(connection, key))
+
+        database.read_files(self.folder, self.tokenizer, read, self._count_error)
+        if not is_new:
+            responses = [response for response in responses if response.digest not in self._seen]
+        is_found = False
+        for _version, response_digest, tokens in sorted(responses, key=lambda response: -response.version):
+            self._seen.add(response_digest)
             if tokens is None:
                 self._count_error("a response is damaged")
             else:
-                self._found.append((prompt, tokens, True))
-        self.counters["history_found_prompts"] += any(tokens is not None for *_, tokens in rows)
+                self._to_append.append((prompt, tokens, True))
+                is_found = True
+        self.counters["history_found_prompts"] += is_found

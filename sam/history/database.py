@@ -6,13 +6,14 @@ a folder holds a file for each, and whoever reads merges them.
 
 import hashlib
 import logging
-import math
 import socket
 import sqlite3
+import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -55,6 +56,14 @@ LENGTHS = (
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt")
 
 
+class Response(NamedTuple):
+    """A response that a file holds."""
+
+    version: int  # of the weights
+    digest: bytes
+    tokens: np.ndarray | None  # int32 [length]; None: they are damaged
+
+
 def own_file(folder: Path) -> Path:
     """This machine's file in the folder of a history."""
     return folder / f"{socket.gethostname()}{SUFFIX}"
@@ -62,9 +71,12 @@ def own_file(folder: Path) -> Path:
 
 def fingerprint(model: str) -> str:
     """What tells what a token id of `model` means: a hash of the tokenizer's files in its folder, or its name."""
-    files = [file for name in TOKENIZER_FILES if (file := Path(model) / name).is_file()]
-    found = hashlib.blake2b(b"".join(file.read_bytes() for file in files), digest_size=8).hexdigest()
-    return found if Path(model).is_dir() else model
+    folder = Path(model)
+    if not folder.is_dir():
+        return model
+    files = [folder / name for name in TOKENIZER_FILES]
+    content = b"".join(file.read_bytes() for file in files if file.is_file())
+    return hashlib.blake2b(content, digest_size=8).hexdigest()
 
 
 def open_file(file: Path, tokenizer: str | None, to_write: bool = False) -> sqlite3.Connection:
@@ -73,8 +85,12 @@ def open_file(file: Path, tokenizer: str | None, to_write: bool = False) -> sqli
     Raises:
         ValueError: it cannot be opened, is damaged, or is of another than `tokenizer` (None: of any).
     """
-    # What another machine may be writing is read as far as it goes.
-    mode = "rwc" if to_write else "rw" if file.name == own_file(file.parent).name else "ro&immutable=1"
+    if to_write:
+        mode = "rwc"
+    elif file.name == own_file(file.parent).name:
+        mode = "rw"
+    else:  # what another machine may be writing is read as far as it goes
+        mode = "ro&immutable=1"
     connection = None
     try:
         if to_write:
@@ -87,16 +103,16 @@ def open_file(file: Path, tokenizer: str | None, to_write: bool = False) -> sqli
                 for statement in SCHEMA:
                     connection.execute(statement)
                 connection.execute("INSERT OR IGNORE INTO meta VALUES ('tokenizer', ?)", (tokenizer,))
-            (there,) = connection.execute("SELECT max(value) FROM meta WHERE key = 'tokenizer'").fetchone()
+            (kept,) = connection.execute("SELECT max(value) FROM meta WHERE key = 'tokenizer'").fetchone()
     except (sqlite3.Error, OSError) as error:
         if connection is not None:
             connection.close()
         remedy = "name a folder that can be written, or remove the file if it is damaged"
         raise ValueError(f"{file}: {error}: {remedy}") from error
-    if tokenizer not in (None, there):
+    if tokenizer not in (None, kept):
         connection.close()
-        wanted = f"this run has {tokenizer}: choose another speculation.history_path, or remove it"
-        raise ValueError(f"{file}: a history of tokenizer {there}, {wanted}")
+        remedy = "choose another speculation.history_path, or remove it"
+        raise ValueError(f"{file}: a history of tokenizer {kept}, this run has {tokenizer}: {remedy}")
     return connection
 
 
@@ -123,39 +139,45 @@ def add(connection, responses: Sequence[tuple[bytes, int, np.ndarray]], tokens: 
             connection.execute(DROP_OLDEST, (tokens,))
 
 
-def read(connection: sqlite3.Connection, prompt: bytes) -> Iterator[tuple[int, bytes, np.ndarray | None]]:
-    """A prompt's responses: version, digest, and int32 [length] tokens, None for damaged ones: SQLite does not look."""
+def read(connection: sqlite3.Connection, prompt: bytes) -> Iterator[Response]:
+    """The responses to a prompt; SQLite does not look whether what it has is damaged."""
     query = "SELECT CAST(version AS INTEGER), digest, CAST(tokens AS BLOB) FROM responses WHERE prompt = ?"
-    for version, known, blob in connection.execute(query, (prompt,)):
+    for version, kept_digest, blob in connection.execute(query, (prompt,)):
         tokens = np.frombuffer(blob[: len(blob) // 4 * 4], np.int32).copy()
-        yield version, known, tokens if digest(tokens) == known else None
+        yield Response(version, kept_digest, tokens if digest(tokens) == kept_digest else None)
 
 
 class ResponseLengths:
     """How long responses to each prompt were: the geometric mean of the newest weights'. Threads may ask meanwhile."""
 
     def __init__(self, folder: Path):
-        self._folder, self._newest, self.errors = folder, 0, 0
+        self.errors = 0
+        self._folder = folder
+        self._newest = 0  # version of the weights
         self._known: dict[str, tuple[int, float]] = {}  # by prompt: the version of the weights, tokens
 
     def expected(self, prompt: str) -> int | None:
         """Tokens of a response to the prompt with this digest, in hexadecimal digits; None if it has had none."""
-        found = self._known.get(prompt.upper())
-        return round(found[1]) if found else None
+        if prompt.upper() not in self._known:
+            return None
+        _version, tokens = self._known[prompt.upper()]
+        return round(tokens)
 
     def refresh(self) -> None:
         """Read what was written since the last call; files that cannot be read are counted in `errors`."""
         # Not only newer weights: the last responses of a step are written a moment after those of the next begin.
-        since, logs = self._newest - 1, defaultdict(list)
+        since = self._newest - 1
+        lengths: dict[tuple[str, int], list[int]] = defaultdict(list)
 
         def read(connection) -> None:
             for prompt, version, num_tokens in connection.execute(LENGTHS, (since,)).fetchall():
-                logs[prompt, version].append(math.log(num_tokens))
+                lengths[prompt, version].append(num_tokens)
 
         read_files(self._folder, None, read, self._failed)
-        for (prompt, version), found in logs.items():
-            if version >= self._known.get(prompt, (0, 0.0))[0]:
-                self._known[prompt] = version, math.exp(sum(found) / len(found))
+        for (prompt, version), new in lengths.items():
+            known_version, _tokens = self._known.get(prompt, (0, 0.0))
+            if version >= known_version:
+                self._known[prompt] = version, statistics.geometric_mean(new)
             self._newest = max(self._newest, version)
 
     def _failed(self, error: Exception) -> None:

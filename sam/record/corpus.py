@@ -52,11 +52,11 @@ def _check(file: Path, responses: list[np.ndarray], encoder: Tokenizer | None, v
     """Raise ReadError where a file's responses are not of the model's tokens."""
     tokens = np.concatenate([np.empty(0, np.int32), *responses])
     largest = int(tokens.max(initial=0))
+    cause = "it is of another tokenizer than the model"
     if vocabulary is not None and largest >= vocabulary:
-        knows = f"the model knows 0 to {vocabulary - 1}"
-        raise ReadError(f"{file}: token {largest}, {knows}: it is of another tokenizer than the model")
+        raise ReadError(f"{file}: token {largest}, the model knows 0 to {vocabulary - 1}: {cause}")
     if encoder is not None and len(tokens):
         kept = encoder.share_kept(tokens[:COMPARED_TOKENS])
         if kept < LEAST_KEPT:
-            said = f"{kept:.0%} of its tokens are those that {encoder.source} makes of their text"
-            raise ReadError(f"{file}: {said}: it is of another tokenizer than the model")
+            figure = f"{kept:.0%} of its tokens are those that {encoder.source} makes of their text"
+            raise ReadError(f"{file}: {figure}: {cause}")

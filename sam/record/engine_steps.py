@@ -17,9 +17,15 @@ HISTOGRAMS = ("drafted_at", "accepted_at", "turn_steps", "turn_emitted")
 PER_STEP = {
     "end_s": np.float64,
     "step_ms": np.float32,
-    **dict.fromkeys(("running", "prefilling", "drafted", "accepted", "emitted"), np.int32),
+    "running": np.int32,
+    "prefilling": np.int32,
+    "drafted": np.int32,
+    "accepted": np.int32,
+    "emitted": np.int32,
     "drafting": np.bool_,
-    **dict.fromkeys(("forward_ms", "verify_ms", "draft_ms"), np.float32),
+    "forward_ms": np.float32,
+    "verify_ms": np.float32,
+    "draft_ms": np.float32,
     "replayed": np.bool_,
 }
 # What each field of a file is, but for the counters.
@@ -101,14 +107,14 @@ class EngineSteps:
     @classmethod
     def from_bytes(cls, content: bytes, place: str = "engine steps") -> Self:
         """Read what `to_bytes` gave; arrays that are no field are left out. ReadErrors begin with `place`."""
-        found = npz_arrays(content, place)
-        known = {name: array_of(found[name], f"{place}, {name}", FIELDS[name]) for name in FIELDS if name in found}
-        expect("step_ms" in known and "running" in known, place, "step_ms and running among its arrays", sorted(found))
+        arrays = npz_arrays(content, place)
+        known = {name: array_of(arrays[name], f"{place}, {name}", FIELDS[name]) for name in FIELDS if name in arrays}
+        expect("step_ms" in known and "running" in known, place, "step_ms and running among its arrays", sorted(arrays))
         lengths = [len(known.get(name, ())) for name in HISTOGRAMS]
         fits = lengths[0] == lengths[1] and lengths[2] == lengths[3] and lengths[2] in (0, TURNS)
         expect(fits, f"{place}, {', '.join(HISTOGRAMS)}", f"two of one length, two of {TURNS} or of none", lengths)
         counters = {}
-        for name, value in found.items():
+        for name, value in arrays.items():
             if name.startswith("counter_"):
                 wanted = SUM if value.dtype.kind == "f" else COUNTER
                 counters[name.removeprefix("counter_")] = array_of(value, f"{place}, {name}", wanted).item()
@@ -135,9 +141,11 @@ class EngineSteps:
     def turn_lengths(parts: Iterable["EngineSteps"]) -> dict[int, float]:
         """Mean acceptance length by turn, of all parts together; nothing where no conversation had a second turn."""
         counts = [(part.turn_steps, part.turn_emitted) for part in parts if len(part.turn_steps)]
-        steps, emitted = np.sum(counts, axis=0, dtype=np.float64) if counts else np.zeros((2, 0))
-        found = {int(i) + 1: float(emitted[i] / steps[i]) for i in np.flatnonzero(steps)}
-        return found if found.keys() - {1} else {}
+        if not counts:
+            return {}
+        steps, emitted = np.sum(counts, axis=0, dtype=np.float64)
+        lengths = {int(i) + 1: float(emitted[i] / steps[i]) for i in np.flatnonzero(steps)}
+        return lengths if lengths.keys() - {1} else {}
 
     @property
     def start_s(self) -> np.ndarray:

@@ -23,15 +23,19 @@ from sam.reading import (
 )
 from sam.record.tokenizer import Tokenizer
 
-CONFIG_FILE, METRICS_FILE = "config.yaml", "metrics.jsonl"
+CONFIG_FILE = "config.yaml"
+METRICS_FILE = "metrics.jsonl"
 Spans = Sequence[Sequence[int]]  # [begin, end) of tokens of a response that the model did not write: tools' outputs
 LARGEST = 1e300  # of a figure, so that sums of figures are finite too
 ARRAYS = ("prompt_tokens", "prompt_offsets", "response_tokens", "response_offsets", "response_prompt")
 NUMBER = Values("a number", "int64")  # of a prompt, an epoch, or a token
 TOKENS = ("prompt_tokens", "response_tokens")  # of a row of this project
 # Of a row of text, in a dump of verl's or in data for fine-tuning; or it has the `messages` of a chat.
-PROMPTS, RESPONSES = ("input", "prompt", "question"), ("output", "response", "answer")
+PROMPTS = ("input", "prompt", "question")
+RESPONSES = ("output", "response", "answer")
 FILES = (".npz", ".jsonl", ".parquet")
+# A prompt with its responses, and what was given to the model in these.
+Group = tuple[np.ndarray, list[np.ndarray], list[Spans]]
 
 
 @dataclass(frozen=True)
@@ -55,38 +59,46 @@ class Recording:
                 f"{source}: responses with tools' outputs: expected text of the model alone; sam replay reads these"
             )
 
-    def groups(self) -> Iterator[tuple[np.ndarray, list[np.ndarray], list[Spans]]]:
+    def groups(self) -> Iterator[Group]:
         """Each prompt with its responses and what was given to the model in these."""
-        return zip(self.prompts, self.responses, self.given or ([()] * len(its) for its in self.responses), strict=True)
+        given = self.given or [[()] * len(samples) for samples in self.responses]
+        return zip(self.prompts, self.responses, given, strict=True)
 
     def by_epoch(self) -> list["Recording"]:
         """A recording for each epoch, the earliest first, all of them with all prompts; ValueError without two."""
         numbers = sorted({epoch for epochs in self.epochs or [] for epoch in epochs})
         if len(numbers) < 2:
             raise ValueError(f"{len(numbers)} epochs in this recording: expected two or more in response_epoch")
-        pairs = list(zip(self.responses, self.epochs, strict=True))
-        return [
-            Recording(self.prompts, [[r for r, e in zip(*pair, strict=True) if e == number] for pair in pairs])
-            for number in numbers
-        ]
+        recordings = []
+        for number in numbers:
+            responses = [
+                [response for response, epoch in zip(samples, epochs, strict=True) if epoch == number]
+                for samples, epochs in zip(self.responses, self.epochs, strict=True)
+            ]
+            recordings.append(Recording(self.prompts, responses))
+        return recordings
 
 
 def join(recordings: list[Recording]) -> Recording:
     """All prompts of several recordings as one, without their epochs."""
-    prompts, responses, given = map(list, zip(*(group for r in recordings for group in r.groups()), strict=True))
+    return of_groups(group for recording in recordings for group in recording.groups())
+
+
+def of_groups(groups: Iterable[Group]) -> Recording:
+    """A recording of these groups, one or more."""
+    prompts, responses, given = map(list, zip(*groups, strict=True))
     return Recording(prompts, responses, given=given)
 
 
 def by_prompt(rows: Iterable[tuple[np.ndarray, np.ndarray, Spans]]) -> Recording:
     """A recording of prompts, responses (int32 [length]) and what was given to the model in these; those of the same
     prompt are its samples."""
-    groups: dict[bytes, tuple[np.ndarray, list[np.ndarray], list[Spans]]] = {}
+    groups: dict[bytes, Group] = {}
     for prompt, response, given in rows:
         _, samples, spans = groups.setdefault(prompt.tobytes(), (prompt, [], []))
         samples.append(response)
         spans.append(given)
-    prompts, responses, given = map(list, zip(*groups.values(), strict=True)) if groups else ([], [], [])
-    return Recording(prompts, responses, given=given)
+    return of_groups(groups.values()) if groups else Recording([], [], given=[])
 
 
 def read_recording(path: Path, tokenizer: str | None = None) -> Recording:
@@ -123,27 +135,28 @@ def _from_arrays(path: Path) -> Recording:
     arrays = npz_arrays(path, str(path))
     for name in ARRAYS:
         expect(name in arrays, str(path), f"the arrays {', '.join(ARRAYS)}", sorted(arrays))
-    prompts, texts = (_texts(arrays, of, path) for of in ("prompt", "response"))
+    prompts = _texts(arrays, "prompt", path)
+    responses = _texts(arrays, "response", path)
     prompt_of = array_of(arrays["response_prompt"], f"{path}, response_prompt", NUMBER)
-    fits = len(prompt_of) == len(texts) and np.isin(prompt_of, np.arange(len(prompts))).all()
-    expect(fits, f"{path}, response_prompt", f"{len(texts)} numbers below {len(prompts)}", prompt_of.tolist())
-    its = [np.flatnonzero(prompt_of == number) for number in range(len(prompts))]
+    fits = len(prompt_of) == len(responses) and np.isin(prompt_of, np.arange(len(prompts))).all()
+    expect(fits, f"{path}, response_prompt", f"{len(responses)} numbers below {len(prompts)}", prompt_of.tolist())
+    samples_of = [np.flatnonzero(prompt_of == number) for number in range(len(prompts))]
     epochs = None
     if "response_epoch" in arrays:
         epoch_of = array_of(arrays["response_epoch"], f"{path}, response_epoch", NUMBER)
-        expect(len(epoch_of) == len(texts), f"{path}, response_epoch", f"{len(texts)} numbers", epoch_of.tolist())
-        epochs = [epoch_of[one].tolist() for one in its]
-    return Recording(prompts, [[texts[i] for i in one] for one in its], epochs)
+        fits = len(epoch_of) == len(responses)
+        expect(fits, f"{path}, response_epoch", f"{len(responses)} numbers", epoch_of.tolist())
+        epochs = [epoch_of[samples].tolist() for samples in samples_of]
+    return Recording(prompts, [[responses[i] for i in samples] for samples in samples_of], epochs)
 
 
-def _texts(arrays: dict[str, np.ndarray], of: str, path: Path) -> list[np.ndarray]:
-    """The texts in `of`_tokens, each from one of `of`_offsets to the next."""
-    tokens = array_of(arrays[f"{of}_tokens"], f"{path}, {of}_tokens", TOKEN)
-    offsets = array_of(arrays[f"{of}_offsets"], f"{path}, {of}_offsets", NUMBER).tolist()
+def _texts(arrays: dict[str, np.ndarray], kind: str, path: Path) -> list[np.ndarray]:
+    """The texts in `kind`_tokens, each from one of `kind`_offsets to the next."""
+    tokens = array_of(arrays[f"{kind}_tokens"], f"{path}, {kind}_tokens", TOKEN)
+    offsets = array_of(arrays[f"{kind}_offsets"], f"{path}, {kind}_offsets", NUMBER).tolist()
     is_whole = offsets[:1] == [0] and offsets[-1] == len(tokens) and offsets == sorted(offsets)
-    expect(
-        is_whole, f"{path}, {of}_offsets", f"offsets that rise from 0 to {len(tokens)}, the tokens there are", offsets
-    )
+    expected = f"offsets that rise from 0 to {len(tokens)}, the tokens there are"
+    expect(is_whole, f"{path}, {kind}_offsets", expected, offsets)
     return [tokens[begin:end] for begin, end in itertools.pairwise(offsets)]
 
 
@@ -159,12 +172,14 @@ def rows_of(path: Path, encoder: Tokenizer | None) -> Iterator[tuple[np.ndarray,
         """Token ids of a text, or of a chat."""
         if encoder is None:
             raise ReadError(f"{path} holds text: name its tokenizer with --tokenizer")
-        return np.array(encoder.encode(text, place) if isinstance(text, str) else encoder.chat(text, place), np.int32)
+        ids = encoder.encode(text, place) if isinstance(text, str) else encoder.chat(text, place)
+        return np.array(ids, np.int32)
 
     def read(row: dict, place: str) -> tuple[np.ndarray, np.ndarray, Spans]:
         if TOKENS[1] in row:
             return _texts_of(row, place)
-        if chat := row.get("messages"):
+        chat = row.get("messages")
+        if chat:
             is_chat = isinstance(chat, list) and len(chat) > 1 and isinstance(chat[-1], dict)
             expect(is_chat, f"{place}, messages", "a prompt and a response", chat)
             row = {PROMPTS[0]: chat[:-1], RESPONSES[0]: chat[-1].get("content")}
@@ -175,7 +190,9 @@ def rows_of(path: Path, encoder: Tokenizer | None) -> Iterator[tuple[np.ndarray,
         expect(isinstance(row[name], str), f"{place}, {name}", "a text", row[name])
         return encoded(prompt, f"{place}, prompt"), encoded(row[name], f"{place}, {name}"), ()
 
-    return (json_rows if path.suffix == ".jsonl" else parquet_rows)(path, read)
+    if path.suffix == ".jsonl":
+        return json_rows(path, read)
+    return parquet_rows(path, read)
 
 
 def _texts_of(row: dict, place: str) -> tuple[np.ndarray, np.ndarray, Spans]:
@@ -217,7 +234,8 @@ def read_responses(directory: Path, step: int) -> list[Response]:
         expect(all(type(n) is int for n in numbers), place, "whole numbers as prompt, sample and round", numbers)
         return Response(*numbers, *_texts_of(row, place))
 
-    responses = list(json_rows(path := responses_path(directory, step), read))
+    path = responses_path(directory, step)
+    responses = list(json_rows(path, read))
     expect(bool(responses), str(path), "a row for each response", "none")
     return responses
 
@@ -226,7 +244,8 @@ def read_config(directory: Path) -> dict[str, Any]:
     """The settings of config.yaml, those of `speculation` among them; ReadError if there are none."""
     import yaml
 
-    content = content_of(path := directory / CONFIG_FILE)
+    path = directory / CONFIG_FILE
+    content = content_of(path)
     with one_line(str(path), "not the config of a run of sam run"):
         config = yaml.safe_load(content)
         if not isinstance(config["speculation"]["method"], str):
@@ -240,15 +259,16 @@ def read_metrics(directory: Path, left_out: list[str] | None = None) -> dict[int
     Rows that cannot be read, which a full disk leaves, are a ReadError, or a line in `left_out`. Half a last line is no
     row: the run goes on.
     """
-    metrics: dict[int, dict[str, float]] = {}
 
-    def read(row: dict[str, Any], place: str) -> None:
+    def read(row: dict[str, Any], place: str) -> tuple[int, dict[str, float]]:
         step = row.pop("step", None)
         expect(type(step) is int and step >= 0, f"{place}, step", "a training step", step)
         for key, value in row.items():
             expect(type(value) in (int, float), f"{place}, {key}", "a number", value)
         # A mean of nothing is not a number.
-        metrics.setdefault(step, {}).update({key: float(one) for key, one in row.items() if abs(one) < LARGEST})
+        return step, {key: float(value) for key, value in row.items() if abs(value) < LARGEST}
 
-    list(json_rows(directory / METRICS_FILE, read, left_out, is_growing=True))
+    metrics: dict[int, dict[str, float]] = {}
+    for step, figures in json_rows(directory / METRICS_FILE, read, left_out, is_growing=True):
+        metrics.setdefault(step, {}).update(figures)
     return metrics

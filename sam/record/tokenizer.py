@@ -32,11 +32,11 @@ class Tokenizer:
         else:
             from transformers import AutoTokenizer as kind  # takes seconds longer to import
         self.source = source
-        files = [file for name in TEMPLATE_FILES if (file := Path(source) / name).is_file()]
-        self._template_file = files[0] if files else source
+        files = [Path(source) / name for name in TEMPLATE_FILES]
+        self._template_file = next((file for file in files if file.is_file()), None) or source
         with one_line(str(self._template_file), "not a chat template"):
-            if files:
-                files[0].read_text(encoding="utf-8")
+            if self._template_file in files:
+                self._template_file.read_text(encoding="utf-8")
         with one_line(str(source), "not a tokenizer"):
             self.whole = kind.from_pretrained(source)
 
@@ -83,7 +83,7 @@ class Tokenizer:
 def check_chat(messages: Any, place: str) -> None:
     """Raise ReadError unless it is a chat: messages, each with a role and with content or calls of tools."""
     expect(isinstance(messages, list) and bool(messages), place, "a chat, a list of messages", messages)
-    for number, one in enumerate(messages):
-        is_message = isinstance(one, dict) and bool(one.get("role"))
-        has_content = is_message and (one.get("content") is not None or bool(one.get("tool_calls")))
-        expect(has_content, f"{place}[{number}]", "a message with role and content", one)
+    for number, message in enumerate(messages):
+        is_message = isinstance(message, dict) and bool(message.get("role"))
+        has_content = is_message and (message.get("content") is not None or bool(message.get("tool_calls")))
+        expect(has_content, f"{place}[{number}]", "a message with role and content", message)

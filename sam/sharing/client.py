@@ -29,8 +29,14 @@ MAX_ENDED_TOKENS = 1 << 22  # of ended responses that the log lacks
 RETRY_SECONDS = 5.0  # after a failure
 TURN_SECONDS = 1e-3  # behind each part, in which the engine's thread has its turn: a lock is not fair
 
-COUNTED = "sent_tokens received_tokens lost_tokens errors engine_ms"
-COUNTERS = tuple(f"sharing_{name}" for name in COUNTED.split())  # docs/metrics.md
+# docs/metrics.md
+COUNTERS = (
+    "sharing_sent_tokens",
+    "sharing_received_tokens",
+    "sharing_lost_tokens",
+    "sharing_errors",
+    "sharing_engine_ms",
+)
 
 
 @dataclass
@@ -68,8 +74,10 @@ class Client:
     def __init__(self, ask: Callable[[bytes], bytes], clock: Callable[[], float] = time.monotonic):
         self.counters: dict[str, float] = dict.fromkeys(COUNTERS, 0)
         self.receive: Callable[[list[Piece]], None] = lambda part: None
-        self._ask, self._clock = ask, clock
-        self._number, self._requests = secrets.randbits(31), itertools.count()  # no two clients have the same number
+        self._ask = ask
+        self._clock = clock
+        self._number = secrets.randbits(31)  # no two clients have the same
+        self._requests = itertools.count()
         self._events: deque[tuple] = deque()
         self._texts: dict[int, Text] = {}  # of requests that run, by slot
         self._ended: deque[Text] = deque()  # those that the log lacks tokens of
@@ -128,9 +136,11 @@ class Client:
 
     def _append(self, slots: np.ndarray, positions: np.ndarray, tokens: np.ndarray, offsets: np.ndarray) -> None:
         """An engine step's tokens, of each slot tokens[offsets[i]:offsets[i + 1]], from a position of its text on."""
-        tokens, bounds = np.ascontiguousarray(tokens, np.int32), offsets.tolist()
+        tokens = np.ascontiguousarray(tokens, np.int32)
+        bounds = offsets.tolist()
         for i, (slot, position) in enumerate(zip(slots.tolist(), positions.tolist(), strict=True)):
-            if (text := self._texts.get(slot)) is None:
+            text = self._texts.get(slot)
+            if text is None:
                 continue
             if position - text.prompt_tokens == len(text.tokens):
                 text.tokens.frombytes(tokens[bounds[i] : bounds[i + 1]].tobytes())
@@ -138,10 +148,12 @@ class Client:
                 self.counters["sharing_lost_tokens"] += bounds[i + 1] - bounds[i]
 
     def _finish(self, slot: int) -> None:
-        if (text := self._texts.pop(slot, None)) is not None:
-            text.group.running -= 1
-            if text.sent < len(text.tokens):
-                self._ended.append(text)
+        text = self._texts.pop(slot, None)
+        if text is None:
+            return
+        text.group.running -= 1
+        if text.sent < len(text.tokens):
+            self._ended.append(text)
 
     def _forget(self, key: bytes) -> None:
         self._groups.pop(key, None)
@@ -150,9 +162,11 @@ class Client:
         """What there is to send and to ask, and how far each text is then sent."""
         cursors = {key: group.cursor for key, group in self._groups.items() if group.running}
         records: dict[bytes, list[bytes]] = {key: [] for key in cursors}
-        ends, left = [], log.MAX_INTEGERS
+        ends = []
+        left = log.MAX_INTEGERS
         for text in (*self._ended, *self._texts.values()):
-            if (part := text.tokens[text.sent : text.sent + left]) and left > 0:
+            part = text.tokens[text.sent : text.sent + left]
+            if part:
                 records.setdefault(text.key, []).append(log.records_of(self._number, text.number, text.sent, part))
                 ends.append((text, text.sent + len(part)))
                 left -= len(part)
@@ -171,20 +185,23 @@ class Client:
         self._log = identity
 
     def _hand_over(self, answer: bytes) -> None:
-        part, size = [], 0
+        part = []
+        size = 0
         for piece in self._pieces(answer):
             part.append(piece)
             size += len(piece.tokens)
             if size >= log.PIECE_TOKENS:
                 self._receive(part, size)
-                part, size = [], 0
+                part = []
+                size = 0
         if part:
             self._receive(part, size)
 
     def _pieces(self, answer: bytes) -> Iterator[Piece]:
         """What is new of each response elsewhere. Behind a gap a response is not read."""
         for key, cursor, records in log.unpack(answer):
-            if (group := self._groups.get(key)) is None:
+            group = self._groups.get(key)
+            if group is None:
                 continue
             group.cursor = cursor
             for client, request, position, tokens, end in log.read_records(records):

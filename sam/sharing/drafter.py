@@ -50,7 +50,9 @@ class SharingDrafter(Drafter):
     def share(self, client: Client) -> None:
         """Share the requests that start from now on; the client counts where the drafter does."""
         self.counters.update(dict.fromkeys(COUNTERS, 0))
-        self.client, client.counters, client.receive = client, self.counters, self.append_arrived
+        self.client = client
+        client.counters = self.counters
+        client.receive = self.append_arrived
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
@@ -73,14 +75,18 @@ class SharingDrafter(Drafter):
         with self._turn():
             super().start(request_id, prompt_token_ids, given)
             slot = self._slots[request_id]
-            if (group := self._group_of.get(slot)) is None:
+            group = self._group_of.get(slot)
+            if group is None:
                 return
             if group not in self._shared:
-                key, last = digest(prompt_token_ids), np.array(prompt_token_ids[-RECENT_TOKENS:], np.int32)
+                key = digest(prompt_token_ids)
+                last = np.array(prompt_token_ids[-RECENT_TOKENS:], np.int32)
                 self._shared[group] = SharedGroup(key, last, int(self.sequences.texts[slot]["prompt_tag"]))
                 self._group_of_key[key] = group
-            self._tell("start", slot, self._shared[group].key, begin := len(prompt_token_ids))
-            if known := self.num_tokens(request_id) - begin:  # others may not have it
+            begin = len(prompt_token_ids)
+            self._tell("start", slot, self._shared[group].key, begin)
+            known = self.num_tokens(request_id) - begin
+            if known:  # others may not have it
                 self._tell("append", np.array([slot]), np.array([begin]), given[:known], np.array([0, known]))
 
     def finish(self, request_id: str) -> None:
@@ -130,44 +136,52 @@ class SharingDrafter(Drafter):
 
     def _append_piece(self, piece: Piece) -> int:
         """Returns the number of tokens appended."""
-        slot, size = self._slot_elsewhere(piece), len(piece.tokens)
+        slot = self._slot_elsewhere(piece)
+        size = len(piece.tokens)
         text = self.sequences.texts[slot]
         if slot < 0 or text["group"] == NONE or text["num_tokens"] - text["num_prompt_tokens"] != piece.position:
             return 0
-        tokens, offsets = np.array(piece.tokens, np.int32), np.array([0, size])
+        tokens = np.array(piece.tokens, np.int32)
+        offsets = np.array([0, size])
         return 0 if self._append_all(append_elsewhere, np.array([slot]), tokens, offsets) else size
 
     def _slot_elsewhere(self, piece: Piece) -> int:
         """Of a response elsewhere, which keeps it until its group is dropped; -1 if that is not followed here."""
-        if (group := self._group_of_key.get(piece.key)) is None:
+        group = self._group_of_key.get(piece.key)
+        if group is None:
             return -1
         shared = self._shared[group]
-        if (slot := shared.slots.get(piece.name)) is None:
-            slot = shared.slots[piece.name] = self._free_slot()
+        if piece.name not in shared.slots:
+            slot = self._free_slot()
             end = self.groups.prompt_end[group]
             start_sequence(self.sequences, slot, group, end, shared.last_tokens, shared.prompt_tag)
-        return slot
+            shared.slots[piece.name] = slot
+        return shared.slots[piece.name]
 
     def _group_dropped(self, group: int) -> None:
-        if (shared := self._shared.pop(group, None)) is not None:
-            slots = list(shared.slots.values())
-            self.sequences.texts["group"][slots] = NONE
-            self._free_slots += slots
-            del self._group_of_key[shared.key]
-            self._tell("forget", shared.key)
+        shared = self._shared.pop(group, None)
+        if shared is None:
+            return
+        slots = list(shared.slots.values())
+        self.sequences.texts["group"][slots] = NONE
+        self._free_slots += slots
+        del self._group_of_key[shared.key]
+        self._tell("forget", shared.key)
 
     def warm_up(self) -> None:
         """Compile every kernel, so that no step waits for it."""
         super().warm_up()
         other = SharingDrafter(max_draft_tokens=self.max_draft_tokens, memory_budget_bytes=1 << 20)
-        prompt, tokens = np.array([1, 2, 1], np.int32), np.arange(100, dtype=np.int32) % 7
+        prompt = np.array([1, 2, 1], np.int32)
+        tokens = np.arange(100, dtype=np.int32) % 7
         other.start("a", prompt)
         other.append_arrived([Piece(digest(prompt), "b", 0, tokens)])
 
 
 def make_drafter(config: SpeculationConfig, max_draft_tokens: int) -> Drafter:
     """The drafter that a config asks for; it shares where `sharing` is replicas."""
-    return (SharingDrafter if config.sharing == "replicas" else Drafter)(
+    kind = SharingDrafter if config.sharing == "replicas" else Drafter
+    return kind(
         max_draft_tokens=max_draft_tokens,
         scope=config.scope,
         history_tokens=config.history_tokens,

@@ -28,7 +28,8 @@ async def serve(address: str, ask: Callable[[bytes], Awaitable[bytes]]) -> async
         try:
             _check_owner(writer.get_extra_info("socket"))
             while True:
-                question = await reader.readexactly(*LENGTH.unpack(await reader.readexactly(LENGTH.size)))
+                (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+                question = await reader.readexactly(length)
                 try:
                     answer = await asyncio.wait_for(ask(question), ANSWER_SECONDS)
                     writer.write(LENGTH.pack(len(answer)) + answer)
@@ -47,7 +48,8 @@ class Link:
     """An engine's end: asks one question after the other, over a new connection after a failure."""
 
     def __init__(self, address: str):
-        self._address, self._open = address, contextlib.ExitStack()
+        self._address = address
+        self._open = contextlib.ExitStack()
         self._stream = None
 
     def ask(self, question: bytes) -> bytes:
@@ -75,9 +77,10 @@ class Link:
         self._stream = self._open.enter_context(link.makefile("rwb"))
 
     def _read(self, length: int) -> bytes:
-        if len(read := self._stream.read(length)) < length:
+        content = self._stream.read(length)
+        if len(content) < length:
             raise ConnectionError("the engine's server has ended")
-        return read
+        return content
 
 
 def _check_owner(link: socket.socket) -> None:

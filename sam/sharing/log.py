@@ -18,11 +18,13 @@ import numpy as np
 
 from sam.drafting.texts import DIGEST_BYTES
 
-RECORD, HEAD = 4, struct.Struct("=4i")  # integers before a record's tokens
+RECORD = 4  # integers before a record's tokens
+HEAD = struct.Struct("=4i")  # these
 MAX_INTEGERS = 1 << 17  # of one message in either direction; the rest follows with the next
 PIECE_TOKENS = 256  # of a record at most
 # Bytes of a group besides its integers, as tests/sam/sharing/test_log.py measures; arrays over-allocate by an eighth.
-GROUP_BYTES, GROWTH = 700, 1.125
+GROUP_BYTES = 700
+GROWTH = 1.125
 
 STRETCH = struct.Struct(f"<{DIGEST_BYTES}sqi")  # of a message: group, cursor, and the bytes of the records that follow
 IDENTITY = struct.Struct("<q")  # at the head of an answer
@@ -63,10 +65,12 @@ def records_of(client: int, request: int, position: int, tokens: array) -> bytes
 
 def read_records(records: bytes) -> Iterator[tuple[int, int, int, np.ndarray, int]]:
     """Client, request, position and tokens of each whole record, and the place after it."""
-    integers, at = np.frombuffer(records, np.int32), 0
+    integers = np.frombuffer(records, np.int32)
+    at = 0
     while at + RECORD <= len(integers):
         client, request, position, count = HEAD.unpack_from(records, at * integers.itemsize)
-        begin, at = at + RECORD, at + RECORD + count
+        begin = at + RECORD
+        at = begin + count
         if count <= 0 or at > len(integers):
             return
         yield client, request, position, integers[begin:at], at
@@ -82,7 +86,8 @@ class Group:
     """The log of a prompt's responses. `base` is the cursor of its begin, which no other log has and none before it."""
 
     def __init__(self) -> None:
-        self.base, self.integers = secrets.randbits(62), array("i")
+        self.base = secrets.randbits(62)
+        self.integers = array("i")
 
     @property
     def nbytes(self) -> int:
@@ -98,12 +103,15 @@ class Log:
     """
 
     def __init__(self, budget_bytes: int):
-        self.budget_bytes, self.nbytes, self.identity = budget_bytes, 0, secrets.randbits(62)
+        self.budget_bytes = budget_bytes
+        self.nbytes = 0
+        self.identity = secrets.randbits(62)
         self._groups: OrderedDict[bytes, Group] = OrderedDict()  # the one touched longest ago first
 
     def exchange(self, question: bytes) -> bytes:
         """Take a client's new text, and give it what follows its cursors; its own is among that."""
-        answers, left = [], MAX_INTEGERS
+        answers = []
+        left = MAX_INTEGERS
         for key, cursor, records in unpack(question):
             before = self._groups[key].nbytes if key in self._groups else 0
             group = self._groups.setdefault(key, Group())

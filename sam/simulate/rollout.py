@@ -23,14 +23,23 @@ from sam.switch.policy import Plan, Policy, StepState
 from sam.switch.step_cost import StepCost
 
 SCOPES = "request", "group", "shared"
-SIGMA, CORRELATION, CAP, SAMPLES = 0.6, 0.35, 34816, 16
+SIGMA = 0.6
+CORRELATION = 0.35
+CAP = 34816
+SAMPLES = 16
 SETUPS = sorted(path.stem for path in SHIPPED.glob("qwen*.json"))
 # A step with drafts, or a series of steps without: when it ended, how many steps, requests of the largest replica,
 # whether any speculated, draft tokens, those accepted, requests that had any, and tokens generated.
 COUNTS = ("drafted", "accepted", "verified", "emitted")
-STEPS = np.dtype([
-    ("end_ms", "f8"), ("steps", "i8"), ("running", "i8"), ("switched_on", "?"), *((name, "i8") for name in COUNTS)
-])  # fmt: skip
+STEPS = np.dtype(
+    [
+        ("end_ms", "f8"),
+        ("steps", "i8"),
+        ("running", "i8"),
+        ("switched_on", "?"),
+        *((name, "i8") for name in COUNTS),
+    ]
+)
 MOST_STEPS = 64  # without drafts that are played at once: costs are all but linear in so few tokens of context
 
 
@@ -53,7 +62,9 @@ class Choice:
         """Name in tables."""
         if self.policy == "never":
             return "off"
-        return f"{self.policy}{f' {self.threshold}' if self.policy == 'threshold' else ''}, k {self.k}"
+        if self.policy == "threshold":
+            return f"threshold {self.threshold}, k {self.k}"
+        return f"{self.policy}, k {self.k}"
 
 
 @dataclass(frozen=True)
@@ -85,10 +96,16 @@ class Setup(NamedTuple):
 
 def load_setup(name: str, prompts: int | None = None) -> Setup:
     """One of SETUPS, with as many prompts in a round; None: as published."""
-    setup = json_object(path := SHIPPED / f"{name}.json")["setup"]
+    path = SHIPPED / f"{name}.json"
+    setup = json_object(path)["setup"]
     shape = prompts or setup["prompts"], SAMPLES
-    work = log_normal(setup["median_response_tokens"], CAP, SIGMA, CORRELATION, shape)
-    return Setup(Cluster(**setup["cluster"]), work, StepCost.load(path), setup["k"], setup["threshold"])
+    return Setup(
+        cluster=Cluster(**setup["cluster"]),
+        work=log_normal(setup["median_response_tokens"], CAP, SIGMA, CORRELATION, shape),
+        cost=StepCost.load(path),
+        k=setup["k"],
+        threshold=setup["threshold"],
+    )
 
 
 class Replica:
@@ -103,19 +120,27 @@ class Replica:
     """
 
     def __init__(self, work: Round, generated: np.ndarray, slots: int, policy: Policy, drafts):
-        self._work, self._generated, self._slots = work, generated, slots
-        self._policy, self._drafts = policy, drafts
-        self.queue, self.running = deque(), np.empty(0, np.int64)
+        self._work = work
+        self._generated = generated
+        self._slots = slots
+        self._policy = policy
+        self._drafts = drafts
+        self.queue = deque()
+        self.running = np.empty(0, np.int64)
         self._fresh = self.num_tokens = 0  # requests that came with this step
-        self.counts, self.switch_on = (0, 0, 0, 0), False
-        self._state, self._plan, self._steps = StepState(0), Plan(0), 0  # and steps since it was made
+        self.counts = (0, 0, 0, 0)
+        self.switch_on = False
+        self._state = StepState(0)
+        self._plan = Plan(0)
+        self._steps = 0  # since the plan was made
 
     def admit(self) -> int:
         """Take requests into the batch while there are slots; returns their number."""
         new = [self.queue.popleft() for _ in range(min(len(self.queue), self._slots - len(self.running)))]
         for request in new:
             self._drafts.start(request)
-        self.running, self._fresh = np.append(self.running, new).astype(np.int64), len(new)
+        self.running = np.append(self.running, new).astype(np.int64)
+        self._fresh = len(new)
         return len(new)
 
     def plan(self, num_tokens_other: int) -> int:
@@ -124,7 +149,8 @@ class Replica:
         if len(self.running) != self._state.running or self._steps > self._plan.valid_for_steps:
             context = float((self._work.prompt_tokens[self.running] + self._generated[self.running]).mean())
             self._state = StepState(len(self.running), self._fresh, context, num_tokens_other, max(1, self._steps))
-            self._plan, self._steps = self._policy.plan(self._state), 0
+            self._plan = self._policy.plan(self._state)
+            self._steps = 0
         return 0 if self._plan.budget else 1 + self._plan.valid_for_steps - self._steps
 
     def until_end(self) -> int:
@@ -134,9 +160,12 @@ class Replica:
     def step(self, cost: StepCost, steps: int) -> float:
         """Draft, verify and advance by a step, or by `steps` steps without drafts; returns the milliseconds of each for
         this rank alone."""
-        running, before = self.running, self._generated[self.running]
+        running = self.running
+        before = self._generated[running]
         context = float((self._work.prompt_tokens[running] + before).mean()) + (steps - 1) / 2  # of the middle step
-        tokens, counts, self.switch_on = np.full(len(running), steps), (0, 0, 0), False
+        tokens = np.full(len(running), steps)
+        counts = (0, 0, 0)
+        self.switch_on = False
         if self._plan.budget and self._fresh < len(running):
             budgets = np.where(before > 0, self._plan.budget, 0)
             acceptance, offsets = self._drafts.draft(running, before, budgets, self._plan.min_acceptance)
@@ -147,14 +176,16 @@ class Replica:
             counts = int(lengths.sum()), int(accepted.sum()), int(np.count_nonzero(lengths))
             self.switch_on = counts[0] > 0 or not len(acceptance)
         self._generated[running] += tokens
-        self.counts, self.num_tokens = (*counts, int(tokens.sum())), len(running) + counts[0]
+        self.counts = (*counts, int(tokens.sum()))
+        self.num_tokens = len(running) + counts[0]
         self._steps += steps
         return float(cost.step_ms(float(len(running)), float(self.num_tokens), context)[0])
 
     def end_step(self, milliseconds: float, is_observed: bool, num_tokens_other: int) -> None:
         """Show the step's tokens to the drafter and its time to the policy, with the tokens of the other ranks' largest
         batch in it, and let go of what has ended."""
-        running, generated = self.running, self._generated[self.running]
+        running = self.running
+        generated = self._generated[running]
         self._drafts.append(running, generated)
         if is_observed and not self._plan.valid_for_steps:
             state = replace(self._state, max_num_tokens_other_dp_ranks=num_tokens_other)
@@ -174,8 +205,11 @@ class Engine:
     """
 
     def __init__(self, replicas: list[Replica], cost: StepCost, admit_ms: float):
-        self.replicas, self._cost, self._admit_ms = replicas, cost, admit_ms
-        self.clock, self.timeline = 0.0, []
+        self.replicas = replicas
+        self._cost = cost
+        self._admit_ms = admit_ms
+        self.clock = 0.0
+        self.timeline = []
 
     def has_work(self) -> bool:
         """Whether any request runs or waits."""
@@ -185,7 +219,8 @@ class Engine:
         """Play one step or, if it may jump, all steps without drafts until something changes; returns the tokens."""
         admitted = sum(replica.admit() for replica in self.replicas)
         busy = [replica for replica in self.replicas if len(replica.running)]
-        quiet, steps = [rank.plan(most) for rank, most in zip(busy, num_tokens_others(busy), strict=True)], 1
+        quiet = [rank.plan(most) for rank, most in zip(busy, num_tokens_others(busy), strict=True)]
+        steps = 1
         if may_jump and not admitted and all(quiet):
             steps = min(MOST_STEPS, *quiet, *(replica.until_end() for replica in busy))
         largest = max(len(replica.running) for replica in busy)
@@ -200,7 +235,7 @@ class Engine:
 
 def num_tokens_others(replicas: list[Replica]) -> list[int]:
     """For each rank the tokens of the largest last step of the others, 0 without others: all that vLLM's ranks know."""
-    return [max((one.num_tokens for one in replicas if one is not rank), default=0) for rank in replicas]
+    return [max((other.num_tokens for other in replicas if other is not rank), default=0) for rank in replicas]
 
 
 def play(work: Round, cluster: Cluster, replica_of: np.ndarray, cost: StepCost, parts, progress) -> list[np.ndarray]:
@@ -214,7 +249,7 @@ def play(work: Round, cluster: Cluster, replica_of: np.ndarray, cost: StepCost, 
     generated = np.zeros(len(work), dtype=np.int64)
     replicas = [Replica(work, generated, cluster.max_num_seqs, *part) for part in parts]
     ranks = [replicas] if cluster.dp_synchronous else [[replica] for replica in replicas]
-    engines = [Engine(one, cost, cluster.admit_ms) for one in ranks]
+    engines = [Engine(together, cost, cluster.admit_ms) for together in ranks]
     arriving = deque(np.argsort(work.arrivals, kind="stable").tolist())
     # The engine whose step ends first goes on first: a drafter that several share sees tokens in the order of time.
     # `idle` are those that no step ends of.
@@ -243,7 +278,8 @@ def drawn(table: Callable[[int], Acceptance]) -> Drafts:
     """Draw drafts from tables; `table` gives that of a draft length."""
 
     def make(work: Round, choice: Choice, which: int, number: int) -> DrawnDrafts:
-        return DrawnDrafts(table(choice.k), np.arange(len(work)) if choice.scope == "request" else work.prompts, number)
+        groups = np.arange(len(work)) if choice.scope == "request" else work.prompts
+        return DrawnDrafts(table(choice.k), groups, number)
 
     return make
 
@@ -277,11 +313,12 @@ def simulate(
     progress: Callable[[int], object] = lambda tokens: None,
 ) -> list[list[np.ndarray]]:
     """Play rounds one after the other; returns of each the timelines of its engines, STEPS [rows]."""
-    played, count = [], 1 if choice.scope == "shared" else cluster.replicas
+    played = []
+    count = 1 if choice.scope == "shared" else cluster.replicas
     for number, work in enumerate(rounds):
         replica_of = assign(len(work), cluster.replicas, seed=number)
         made = [drafts(work, choice, which, number) for which in range(count)] * (cluster.replicas // count)
-        parts = [(make_policy(choice.policy, choice.k, choice.threshold, step_cost=cost), one) for one in made]
+        parts = [(make_policy(choice.policy, choice.k, choice.threshold, step_cost=cost), own) for own in made]
         played.append(play(work, cluster, replica_of, cost, parts, progress))
     return played
 

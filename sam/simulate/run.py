@@ -49,14 +49,17 @@ class RecordedRun:
             if not (directory / name).is_file():
                 raise ReadError(f"{directory}: no {name} there; expected a run directory of sam run")
         config = run_directory.read_config(directory)
-        with one_line(place := str(directory / run_directory.CONFIG_FILE), "not this version's settings"):
+        place = str(directory / run_directory.CONFIG_FILE)
+        with one_line(place, "not this version's settings"):
             SpeculationConfig.from_dict(config["speculation"])
             sections = config["actor_rollout_ref"]["rollout"], config.get("trainer", {})
-        expect(all(isinstance(one, dict) for one in sections), place, "settings of rollout and trainer", sections)
-        files, seconds = (EngineSteps.path, run_directory.responses_path), {}
+        are_settings = all(isinstance(section, dict) for section in sections)
+        expect(are_settings, place, "settings of rollout and trainer", sections)
+        seconds = {}
         for step, row in sorted(run_directory.read_metrics(directory).items()):
             took = row.get("rollout/seconds", 0)
-            if took > 0 and all(path(directory, step).is_file() for path in files):
+            files = EngineSteps.path(directory, step), run_directory.responses_path(directory, step)
+            if took > 0 and all(file.is_file() for file in files):
                 seconds[step] = took
         if not seconds:
             raise ReadError(f"{directory}: no training step with rollouts/ and engine_steps/ has finished there")
@@ -92,10 +95,16 @@ class RecordedRun:
         rollout = actor.get("rollout") or {}
         trainer = self.config.get("trainer") or {}
         return [
-            *(self.config.get(name) for name in ("seed", "data", "algorithm")),
+            self.config.get("seed"),
+            self.config.get("data"),
+            self.config.get("algorithm"),
             (actor.get("model") or {}).get("path"),
-            *(rollout.get(name) for name in ("n", "temperature", "max_num_seqs")),
-            *(trainer.get(name) for name in ("device", "nnodes", "n_gpus_per_node")),
+            rollout.get("n"),
+            rollout.get("temperature"),
+            rollout.get("max_num_seqs"),
+            trainer.get("device"),
+            trainer.get("nnodes"),
+            trainer.get("n_gpus_per_node"),
         ]
 
     def reference_beside(self) -> "RecordedRun | None":
@@ -104,13 +113,15 @@ class RecordedRun:
         for folder in sorted(own.parent.iterdir()):
             if folder != own and (folder / run_directory.CONFIG_FILE).is_file():
                 with suppress(ReadError):
-                    if (other := RecordedRun.load(folder)).is_reference_of(self):
+                    other = RecordedRun.load(folder)
+                    if other.is_reference_of(self):
                         return other
         return None
 
     def cluster(self, admit_ms: float = 0.0) -> Cluster:
         """Return the machines that it ran on."""
-        settings, trainer = self.config["actor_rollout_ref"]["rollout"], self.config.get("trainer", {})
+        settings = self.config["actor_rollout_ref"]["rollout"]
+        trainer = self.config.get("trainer", {})
         names = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "data_parallel_size")
         with one_line(str(self.directory / run_directory.CONFIG_FILE), "not this version's settings"):
             *shape, ranks = (operator.index(settings.get(name) or 1) for name in names)
@@ -131,13 +142,13 @@ class RecordedRun:
         is_whole = len(parts) == len(numbers) and all(part.running.any() for part in parts)
         path = str(EngineSteps.path(self.directory, step))
         expect(is_whole, path, f"steps with requests in each of {len(numbers)} generation rounds", len(parts))
-        found = []
+        pairs = []
         for number, part in zip(numbers, parts, strict=True):
             recording = by_prompt(row[3:] for row in rows if row.round == number)
             recording.check_generated(self.directory)
             count = sum(len(text) > 0 for samples in recording.responses for text in samples)
-            found.append((recorded_round(recording, arrivals(part, count)), part))
-        return found
+            pairs.append((recorded_round(recording, arrivals(part, count)), part))
+        return pairs
 
 
 def arrivals(steps: EngineSteps, requests: int) -> np.ndarray:
@@ -190,10 +201,12 @@ def fit_runs(runs: list[RecordedRun]) -> tuple[FittedCost, float]:
     for part, times in zip(parts, slower, strict=True):
         part[2] /= times
     fitted = fit_from_steps(np.concatenate(parts, axis=1))
-    if (drift := max(slower) / min(slower)) > SEEN_DRIFT:
-        said = f"the machine was up to {drift:.1f}x slower in some training steps, which is taken out"
-        fitted = fitted._replace(cost=replace(fitted.cost, source=f"{fitted.cost.source}; {said}"))
-    return fitted._replace(slower=dict(zip(trained, slower, strict=True))), max(0.0, 1e3 * idle / len(parts))
+    drift = max(slower) / min(slower)
+    if drift > SEEN_DRIFT:
+        note = f"the machine was up to {drift:.1f}x slower in some training steps, which is taken out"
+        fitted = fitted._replace(cost=replace(fitted.cost, source=f"{fitted.cost.source}; {note}"))
+    idle_ms = max(0.0, 1e3 * idle / len(parts))
+    return fitted._replace(slower=dict(zip(trained, slower, strict=True))), idle_ms
 
 
 def slowness(fitted: FittedCost, parts: list[np.ndarray], trained: list[tuple[int, int]]) -> list[float]:
@@ -206,11 +219,16 @@ def slowness(fitted: FittedCost, parts: list[np.ndarray], trained: list[tuple[in
         rows = zip(running, running + drafted, context, strict=True)
         table = np.array([fitted.cost.step_ms(*row)[0] for row in rows]) + fitted.admit_ms * admitted
         counted = step_ms <= STALL * table
-        for of in (run, (run, step)):
-            took[of] += float(step_ms[counted].sum())
-            cost[of] += float(table[counted].sum())
-    by_step = {of: took[of] * cost[of[0]] / (cost[of] * took[of[0]]) for of in trained if took[of]}
-    return [by_step.get(of, 1.0) for of in trained]
+        for part_of in (run, (run, step)):
+            took[part_of] += float(step_ms[counted].sum())
+            cost[part_of] += float(table[counted].sum())
+
+    def times(run: int, step: int) -> float:
+        if not took[run, step]:
+            return 1.0
+        return took[run, step] * cost[run] / (cost[run, step] * took[run])
+
+    return [times(run, step) for run, step in trained]
 
 
 def fit_from_steps(columns: np.ndarray) -> FittedCost:
@@ -226,10 +244,13 @@ def fit_from_steps(columns: np.ndarray) -> FittedCost:
     Raises:
         ValueError: too few steps.
     """
-    running, drafted, step_ms, admitted, context = columns = columns[:, (columns[0] > 0) & (columns[2] > 0)]
-    if (count := columns.shape[1]) < FEWEST_STEPS:
+    columns = columns[:, (columns[0] > 0) & (columns[2] > 0)]
+    running, drafted, step_ms, admitted, context = columns
+    count = len(running)
+    if count < FEWEST_STEPS:
         raise ValueError(f"{count} recorded engine steps: expected at least {FEWEST_STEPS} to fit step costs to")
-    drafts_seen, rows = bool((drafted > 0).any()), running + drafted
+    drafts_seen = bool((drafted > 0).any())
+    rows = running + drafted
     # The last piece takes the upper half of the rows, since its slope goes on beyond them; a piece that no step lies in
     # would get a slope from nowhere.
     knots = [k for k in KNOTS if k == 1 or k < rows.max() / 2]
@@ -253,8 +274,10 @@ def fit_from_steps(columns: np.ndarray) -> FittedCost:
     r, m, c = (axis.astype(np.float64) for axis in np.meshgrid(*axes, indexing="ij"))
     cells = sum(weight * term for weight, term in zip(coefficients, terms(r, r * m, m > 1, c), strict=False))
     source = f"fitted to {count} recorded engine steps, mean error {error:.0%}"
-    source += f", {(~counted).sum()} stalls left out" if not counted.all() else ""
-    source += "" if drafts_seen else "; no drafts seen: a draft token taken to cost what a request costs"
+    if not counted.all():
+        source += f", {(~counted).sum()} stalls left out"
+    if not drafts_seen:
+        source += "; no drafts seen: a draft token taken to cost what a request costs"
     plain = running[(drafted == 0) & (admitted == 0)]
     plain_from = int(np.percentile(plain, RARE)) if len(plain) else int(running.max())
     cost = StepCost(*axes, np.maximum(cells, 1e-3), source=source)
@@ -264,19 +287,21 @@ def fit_from_steps(columns: np.ndarray) -> FittedCost:
 def _robust(features: np.ndarray, target: np.ndarray) -> np.ndarray:
     """Coefficients of at least 0, by least squares reweighted as Huber does."""
     scale = np.maximum(np.abs(features).max(axis=0), 1e-12)
-    unit, weights = features / scale, np.ones(len(target))
+    unit = features / scale
+    weights = np.ones(len(target))
     for _ in range(REWEIGHTINGS):
         root = np.sqrt(weights)
-        found = least_squares_without_negative_terms(unit * root[:, None], target * root)
-        error = np.abs(unit @ found - target)
+        coefficients = least_squares_without_negative_terms(unit * root[:, None], target * root)
+        error = np.abs(unit @ coefficients - target)
         weights = np.minimum(1.0, OUTLIER * max(np.median(error), 1e-9) / np.maximum(error, 1e-9))
-    return found / scale
+    return coefficients / scale
 
 
 def least_squares_without_negative_terms(columns: np.ndarray, target: np.ndarray) -> np.ndarray:
     """float64 [terms]: least squares of `columns` (float [n, terms]) in which the most negative term is left out until
     none is negative: not the optimum (Lawson and Hanson, Solving Least Squares Problems, chapter 23), but near it."""
-    used, result = list(range(columns.shape[1])), np.zeros(columns.shape[1])
+    used = list(range(columns.shape[1]))
+    result = np.zeros(columns.shape[1])
     while True:
         terms = np.linalg.lstsq(columns[:, used], target, rcond=None)[0]
         if len(used) == 1 or terms.min() >= 0:

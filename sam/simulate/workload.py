@@ -68,22 +68,31 @@ def log_normal(
         sigma: standard deviation of the logarithm, over all responses.
         correlation: share of its variance that the samples of a prompt have in common.
     """
-    rng, (prompts, samples) = np.random.default_rng(seed), shape
+    rng = np.random.default_rng(seed)
+    prompts, samples = shape
     common = np.array([NORMAL.inv_cdf((i + 0.5) / prompts) for i in range(prompts)])
     rng.shuffle(common)
     z = math.sqrt(correlation) * common[:, None] + math.sqrt(1 - correlation) * rng.standard_normal(shape)
     lengths = np.clip(np.rint(median * np.exp(sigma * z)), 1, cap).astype(np.int64).ravel()
-    count = len(lengths)
-    return Round(lengths, np.repeat(range(prompts), samples), np.full(count, PROMPT_TOKENS), np.zeros(count))
+    return Round(
+        lengths=lengths,
+        prompts=np.repeat(range(prompts), samples),
+        prompt_tokens=np.full(len(lengths), PROMPT_TOKENS),
+        arrivals=np.zeros(len(lengths)),
+    )
 
 
 def recorded_round(recording: Recording, arrivals: np.ndarray | None = None) -> Round:
     """Make a round of all responses of a recording, prompt by prompt; empty ones are left out."""
     pairs = [(prompt, text) for prompt, samples in enumerate(recording.responses) for text in samples if len(text)]
-    lengths, prompts = np.array([len(text) for _, text in pairs]), np.array([prompt for prompt, _ in pairs])
-    prompt_tokens = np.array([len(recording.prompts[prompt]) for prompt in prompts])
-    arrivals = np.zeros(len(pairs)) if arrivals is None else arrivals
-    return Round(lengths, prompts, prompt_tokens, arrivals, recording.prompts, [text for _, text in pairs])
+    return Round(
+        lengths=np.array([len(text) for _, text in pairs]),
+        prompts=np.array([prompt for prompt, _ in pairs]),
+        prompt_tokens=np.array([len(recording.prompts[prompt]) for prompt, _ in pairs]),
+        arrivals=np.zeros(len(pairs)) if arrivals is None else arrivals,
+        prompt_texts=recording.prompts,
+        responses=[text for _, text in pairs],
+    )
 
 
 class Acceptance(NamedTuple):
@@ -104,14 +113,21 @@ def shipped_acceptance(k: int) -> Acceptance:
     """
     path = SHIPPED / f"acceptance_sam_k{k}.json"
     if not path.is_file():
-        known = sorted(int(one.stem.rpartition("k")[2]) for one in SHIPPED.glob("acceptance_sam_k*.json"))
+        known = sorted(int(file.stem.rpartition("k")[2]) for file in SHIPPED.glob("acceptance_sam_k*.json"))
         raise ValueError(f"--k {k}: expected one of {', '.join(map(str, known))}, of which acceptance is known")
     content = json.loads(path.read_text())
-    records = [[accepted, len(percent), *percent, *[0] * (k - len(percent))]
-               for cell in content["cells"] for accepted, *percent in cell]  # fmt: skip
+    records = []
+    for cell in content["cells"]:
+        for accepted, *percent in cell:
+            missing = k - len(percent)
+            records.append([accepted, len(percent), *percent] + missing * [0])
     table = np.array(records).reshape(len(content["siblings"]), len(EDGES), -1, 2 + k)
-    acceptance = (table[..., 2:] / PERCENT).astype(np.float32)
-    return Acceptance(np.array(content["siblings"]), acceptance, table[..., 1], table[..., 0])
+    return Acceptance(
+        siblings=np.array(content["siblings"]),
+        acceptance=(table[..., 2:] / PERCENT).astype(np.float32),
+        drafted=table[..., 1],
+        accepted=table[..., 0],
+    )
 
 
 class DrawnDrafts:
@@ -126,7 +142,9 @@ class DrawnDrafts:
     """
 
     def __init__(self, table: Acceptance, prompts: np.ndarray, seed: int = 0):
-        self._table, self._prompts, self._seed = table, prompts, seed
+        self._table = table
+        self._prompts = prompts
+        self._seed = seed
         self._known = np.zeros(len(prompts) + 1, np.int64)  # tokens of each seen here; the last is of nobody
         # Requests of each prompt, filled up with nobody.
         self._members = np.full((int(prompts.max()) + 1, int(np.bincount(prompts).max())), len(prompts))
@@ -164,7 +182,8 @@ class DrawnDrafts:
         return self._drawn((levels, ranges, number.astype(np.int64)), budgets, min_acceptance)
 
     def _drawn(self, records: tuple[np.ndarray, ...], budgets, min_acceptance) -> tuple[np.ndarray, np.ndarray]:
-        self._records, acceptance = records, self._table.acceptance[records]
+        self._records = records
+        acceptance = self._table.acceptance[records]
         longest = np.minimum(budgets, self._table.drafted[records])
         # Probabilities fall within a draft.
         kept = (np.arange(acceptance.shape[1]) < longest[:, None]) & (acceptance >= min_acceptance)
@@ -191,7 +210,8 @@ class RealDrafts:
     """
 
     def __init__(self, drafter: Drafter, recorded: Round, number: int = 0):
-        self._drafter, self._round = drafter, recorded
+        self._drafter = drafter
+        self._round = recorded
         self._names = [f"{number}/{i}" for i in range(len(recorded))]
         self._shown = np.zeros(len(recorded), dtype=np.int64)
         self._last: tuple = ()
@@ -220,7 +240,8 @@ class RealDrafts:
         drafts, requests, generated = self._last
         accepted = np.zeros(len(lengths), np.int64)
         for row, (request, begin, length) in enumerate(zip(requests, generated, lengths.tolist(), strict=True)):
-            text, first = self._round.responses[request][begin : begin + length], drafts.offsets[row]
+            text = self._round.responses[request][begin : begin + length]
+            first = drafts.offsets[row]
             wrong = np.flatnonzero(drafts.token_ids[first : first + len(text)] != text)
             accepted[row] = wrong[0] if len(wrong) else len(text)
         return accepted

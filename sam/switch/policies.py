@@ -14,26 +14,32 @@ from sam.switch.policy import Plan, Policy, StepState
 from sam.switch.step_cost import ExpectedCost, StepCost, linear
 
 NO_THRESHOLD = 1 << 30
-# Share by which speculation must raise goodput: below it, noise in the table decides.
-MIN_GAIN_OFF, MIN_GAIN_ON = 0.01, 0.005
+# Share by which speculation must raise goodput, to begin and to go on: below it, noise in the table decides.
+MIN_GAIN_OFF = 0.01
+MIN_GAIN_ON = 0.005
 MAX_ACCEPTANCE = 0.99  # no draft token is more likely than this
-REJECTED_PAUSE_STEPS, MAX_PAUSE_STEPS = 4, 64
+REJECTED_PAUSE_STEPS = 4
+MAX_PAUSE_STEPS = 64
 MAX_VALID_FOR_STEPS = 15  # of a pause, in which the policy is not asked and learns nothing
 # Weight that a step's expected and accepted tokens keep in the next step or, where fewer than one token is expected per
 # step, after as many steps as expect one: unlikely drafts must add up, too.
 ACCEPTANCE_DECAY = 0.9
 # Of at least MIN_EXPECTED tokens less than this share accepted: the drafter's probabilities are wrong.
-MIN_EXPECTED, MIN_ACCEPTED_SHARE = 4.0, 0.5
+MIN_EXPECTED = 4.0
+MIN_ACCEPTED_SHARE = 0.5
 COST_SHARE = 1 / 8  # of the cost thought, at which a draft token is worth exploring: a guess at how wrong tables are
 LOSS_SHARE = 1 / 256  # of the time without drafts that exploring adds, if the cost is as thought
 MAX_LOSS = 4.0  # steps without drafts: an exploring step that would add more verifies fewer tokens
 # After so many steps with drafts, fewer at the start, some without are observed.
-FIRST_DRAFTED_STEPS, DRAFTED_STEPS, PLAIN_STEPS = 8, 96, 3
+FIRST_DRAFTED_STEPS = 8
+DRAFTED_STEPS = 96
+PLAIN_STEPS = 3
 
 
 def warm_up() -> None:
     """Compile every kernel, so that no engine step waits for it."""
-    policy, state = Goodput(1), StepState(1)
+    policy = Goodput(1)
+    state = StepState(1)
     policy.choose(state, np.array([0.5], np.float32), np.array([0, 1]))
     policy.choose_paths(state, 1, np.array([0.5], np.float32), np.array([0, 1]), np.array([1]))
 
@@ -52,15 +58,21 @@ def choose_lengths(acceptance, offsets, requests, cost, min_gain):
         int64 [drafts], tokens of each; and the draft tokens expected to be accepted.
     """
     order = np.argsort(-acceptance, kind="mergesort")  # stable: of equal tokens of a draft the first comes first
-    plain, expected = requests / cost[0], 0.0
-    best, best_drafted, best_expected = plain, 0, 0.0
+    plain = requests / cost[0]
+    expected = 0.0
+    best = plain
+    best_drafted = 0
+    best_expected = 0.0
     for drafted in range(1, min(order.size, cost.size - 1) + 1):
         expected += acceptance[order[drafted - 1]]
         goodput = (requests + expected) / cost[drafted]
         if goodput > best:
-            best, best_drafted, best_expected = goodput, drafted, expected
+            best = goodput
+            best_drafted = drafted
+            best_expected = expected
     if best < (1.0 + min_gain) * plain:
-        best_drafted, best_expected = 0, 0.0
+        best_drafted = 0
+        best_expected = 0.0
     lengths = np.zeros(offsets.size - 1, np.int64)
     if lengths.size:
         for at in order[:best_drafted]:
@@ -82,8 +94,11 @@ def add_rows(acceptance, offsets, overhead, requests, drafted, expected, cost, m
         int64 [paths], own tokens taken of each; and the draft tokens expected in all.
     """
     paths = overhead.size
-    ratio, gain = np.zeros(paths), np.zeros(paths)
-    tokens, taken, chosen = np.zeros(paths, np.int64), np.zeros(paths, np.int64), np.zeros(paths, np.int64)
+    ratio = np.zeros(paths)
+    gain = np.zeros(paths)
+    tokens = np.zeros(paths, np.int64)
+    taken = np.zeros(paths, np.int64)
+    chosen = np.zeros(paths, np.int64)
     for i in range(paths):
         total = 0.0
         for j in range(offsets[i], offsets[i + 1]):
@@ -91,13 +106,18 @@ def add_rows(acceptance, offsets, overhead, requests, drafted, expected, cost, m
             own = j + 1 - offsets[i]
             row = overhead[i] + own
             if total / row > ratio[i]:
-                ratio[i], gain[i], tokens[i], taken[i] = total / row, total, row, own
+                ratio[i] = total / row
+                gain[i] = total
+                tokens[i] = row
+                taken[i] = own
     for i in np.argsort(-ratio):
         after = drafted + tokens[i]
         if taken[i] == 0 or after >= cost.size:
             continue
         if (requests + expected + gain[i]) / cost[after] > (1.0 + min_gain) * (requests + expected) / cost[drafted]:
-            chosen[i], drafted, expected = taken[i], after, expected + gain[i]
+            chosen[i] = taken[i]
+            drafted = after
+            expected += gain[i]
     return chosen, expected
 
 
@@ -117,7 +137,8 @@ class Pause:
     def compare(self, expected: float, accepted: int) -> None:
         """Begin if far fewer draft tokens are accepted than expected."""
         keep = ACCEPTANCE_DECAY ** min(1.0, expected)
-        self._expected, self._accepted = keep * self._expected + expected, keep * self._accepted + accepted
+        self._expected = keep * self._expected + expected
+        self._accepted = keep * self._accepted + accepted
         if self._expected <= MIN_EXPECTED:
             return
         if self._accepted >= MIN_ACCEPTED_SHARE * self._expected:
@@ -159,10 +180,13 @@ class Goodput(Policy):
         self.cost = ExpectedCost(num_speculative_tokens, graph_sizes, paths)
         self.use_table(step_cost or guess, forward_only=step_cost is None)
         self.has_table = step_cost is not None
-        self._pause, self._running = Pause(), 0
-        self._is_on, self._expected = False, 0.0  # of the drafts last chosen, the tokens expected to be accepted
+        self._pause = Pause()
+        self._running = 0
+        self._is_on = False
+        self._expected = 0.0  # of the drafts last chosen, the tokens expected to be accepted
         # Steps in a row without draft tokens, as far as is known; and with some that are thought to pay.
-        self._plain_steps, self._drafted_steps = 0, DRAFTED_STEPS - FIRST_DRAFTED_STEPS
+        self._plain_steps = 0
+        self._drafted_steps = DRAFTED_STEPS - FIRST_DRAFTED_STEPS
         self._is_exploring = False  # whether the step is done to learn from it
 
     def use_table(self, step_cost: StepCost, forward_only: bool = False) -> None:
@@ -184,7 +208,8 @@ class Goodput(Policy):
         self._spend_pause(state.steps_since_plan - 1)
         self._plain_steps += state.steps_since_plan
         if state.running != self._running:
-            self._running, self._pause.steps = state.running, min(self._pause.steps, 1)
+            self._running = state.running
+            self._pause.steps = min(self._pause.steps, 1)
         if self._drafted_steps >= DRAFTED_STEPS:
             self._drafted_steps = (self._drafted_steps + 1) % (DRAFTED_STEPS + PLAIN_STEPS + 1)
         self._is_exploring = self._drafted_steps > DRAFTED_STEPS
@@ -193,9 +218,12 @@ class Goodput(Policy):
         if self._pause.steps > 0:
             self._spend_pause(1)
             return Plan(0, valid_for_steps=min(self._pause.steps, MAX_VALID_FOR_STEPS))
-        floor = self.cost.of(state)[1]
-        floor *= COST_SHARE if min(floor, MAX_LOSS) <= self._affordable else 1.0
-        return Plan(self.num_speculative_tokens, floor) if floor < MAX_ACCEPTANCE else Plan(0)
+        _, floor = self.cost.of(state)
+        if min(floor, MAX_LOSS) <= self._affordable:
+            floor *= COST_SHARE
+        if floor >= MAX_ACCEPTANCE:
+            return Plan(0)
+        return Plan(self.num_speculative_tokens, floor)
 
     def _spend_pause(self, steps: int) -> None:
         self._pause.steps = max(0, self._pause.steps - steps)
@@ -204,12 +232,13 @@ class Goodput(Policy):
 
     def choose(self, state: StepState, acceptance: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         """Choose the draft tokens with the highest goodput; if that is without any, pause, or explore."""
-        drafts, cost = (acceptance, offsets, state.running), self.step_ms(state)
+        cost = self.step_ms(state)
         min_gain = MIN_GAIN_ON if self._is_on else MIN_GAIN_OFF
-        lengths, self._expected = choose_lengths(*drafts, cost, min_gain)
+        lengths, self._expected = choose_lengths(acceptance, offsets, state.running, cost, min_gain)
         self._is_on = self._expected > 0
         if self._is_on:
-            self._plain_steps, self._drafted_steps = 0, self._drafted_steps + 1
+            self._plain_steps = 0
+            self._drafted_steps += 1
             return lengths
         self.count("declined_steps")
         self._pause.begin(1)
@@ -217,10 +246,12 @@ class Goodput(Policy):
         self._drafted_steps = 0
         most = int(np.searchsorted(cost, (1.0 + MAX_LOSS) * cost[0], side="right"))
         cheap = cost[0] + COST_SHARE * (cost[:most] - cost[0])
-        explored, expected = choose_lengths(*drafts, cheap, min_gain)
+        explored, expected = choose_lengths(acceptance, offsets, state.running, cheap, min_gain)
         if explored.any() and cost[explored.sum()] <= (1.0 + self._affordable) * cost[0]:
             self.count("exploring_steps")
-            self._is_exploring, self._plain_steps, self._expected = True, 0, expected
+            self._is_exploring = True
+            self._plain_steps = 0
+            self._expected = expected
             return explored
         return lengths
 
@@ -228,8 +259,11 @@ class Goodput(Policy):
         self, state: StepState, drafted: int, acceptance: np.ndarray, offsets: np.ndarray, overhead: np.ndarray
     ) -> np.ndarray:
         """Choose the further paths that raise goodput."""
-        paths, step = (acceptance, offsets, overhead), (state.running, drafted, self._expected)
-        chosen, self._expected = add_rows(*paths, *step, self.step_ms(state), MIN_GAIN_ON / max(1, state.running))
+        cost = self.step_ms(state)
+        min_gain = MIN_GAIN_ON / max(1, state.running)
+        chosen, self._expected = add_rows(
+            acceptance, offsets, overhead, state.running, drafted, self._expected, cost, min_gain
+        )
         return chosen
 
     def observe(self, state: StepState, drafted: int, accepted: int, milliseconds: float) -> None:
@@ -244,7 +278,8 @@ class Threshold(Policy):
 
     def __init__(self, num_speculative_tokens: int, batch_size_threshold: int):
         super().__init__()
-        self.num_speculative_tokens, self.batch_size_threshold = num_speculative_tokens, batch_size_threshold
+        self.num_speculative_tokens = num_speculative_tokens
+        self.batch_size_threshold = batch_size_threshold
 
     def plan(self, state: StepState) -> Plan:
         """Compare the requests that run with the threshold."""

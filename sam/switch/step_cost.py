@@ -23,19 +23,25 @@ MILLISECONDS = Values("milliseconds", "float64", dimensions=3)
 MEMORY_STEPS = 128.0  # steps after which a step has lost most of its weight
 # Prior standard deviations, as shares of what the table says: of what all steps share (the cheapest), of a request, of
 # a draft token, of a step with drafts (of the cheapest); the second and third never less than a share of the cheapest.
-FIXED_STD, PER_REQUEST_STD, PER_DRAFT_TOKEN_STD, SPECULATING_STD = 1.0, 1.0, 0.5, 0.5
-MIN_PER_REQUEST_STD, MIN_PER_DRAFT_TOKEN_STD = 0.01, 0.001
+FIXED_STD = 1.0
+PER_REQUEST_STD = 1.0
+PER_DRAFT_TOKEN_STD = 0.5
+SPECULATING_STD = 0.5
+MIN_PER_REQUEST_STD = 0.01
+MIN_PER_DRAFT_TOKEN_STD = 0.001
 # The first weighs no more than so many steps: what all steps share must not reach the tokens' price.
 MAX_FIXED_PRIOR = 1.0
 # Where the table holds forward passes only, guesses: the share of the cheapest step that drafting and verifying take,
 # without which an engine that drafts in every step never learns of it; and the share of what a request adds that a
 # draft token adds too, since it is attended from and sampled from as well.
-UNMEASURED_SPECULATING, UNMEASURED_PER_DRAFT_TOKEN = 0.05, 0.5
+UNMEASURED_SPECULATING = 0.05
+UNMEASURED_PER_DRAFT_TOKEN = 0.5
 MIN_NOISE = 0.01  # share of the cheapest step: steps that never differ tell nothing about terms they have not shown
 OUTLIER = 4.0  # times the expected milliseconds: such a step was held up by something else and is not learnt from
 MAX_OUTLIERS = 8  # in a row: then the shortest of them is learnt from
 # All of the first steps are learnt from, later one every so many milliseconds: an update takes 0.1 ms.
-ALWAYS_LEARN_STEPS, LEARN_INTERVAL_MS = 64, 50.0
+ALWAYS_LEARN_STEPS = 64
+LEARN_INTERVAL_MS = 50.0
 CONTEXT_BUCKET = 256  # tokens by which the mean context may grow before costs are looked up again
 KEPT_LOOK_UPS = 256
 MIN_SHARE = 0.1  # of the table's milliseconds: no step is thought to take less
@@ -75,7 +81,8 @@ class StepCost:
 
     def __post_init__(self) -> None:
         for name in AXES:
-            axis, most = np.asarray(getattr(self, name)), 1 if name == "tokens_per_request" else np.inf
+            axis = np.asarray(getattr(self, name))
+            most = 1 if name == "tokens_per_request" else np.inf
             is_rising = axis.ndim == 1 and axis.dtype.kind in "iu" and axis.size and (np.diff(axis) > 0).all()
             if not is_rising or not 1 <= axis[0] <= most or axis[-1] > LARGEST_TOKEN:
                 raise ValueError(
@@ -86,8 +93,9 @@ class StepCost:
             cells = array_of(np.asarray(self.milliseconds), "milliseconds", MILLISECONDS)
         except ReadError as error:  # of no file yet
             raise ValueError(f"step cost: {error}") from error
-        if cells.shape != (shape := tuple(len(getattr(self, name)) for name in AXES)):
-            raise ValueError(f"step cost: milliseconds of shape {list(cells.shape)}: the axes ask for {list(shape)}")
+        shape = [len(getattr(self, name)) for name in AXES]
+        if list(cells.shape) != shape:
+            raise ValueError(f"step cost: milliseconds of shape {list(cells.shape)}: the axes ask for {shape}")
         slowest = np.maximum.accumulate(np.maximum.accumulate(cells, axis=0), axis=1)
         if not np.isfinite(cells).all() or cells.min() <= 0 or not np.allclose(cells, slowest):
             raise ValueError(
@@ -123,7 +131,8 @@ class StepCost:
         c, beyond, w = _locate(self.context, context)
         row = self.milliseconds[i] + u * (self.milliseconds[above] - self.milliseconds[i])  # [m, c]
         line = row[:, c] + w * (row[:, beyond] - row[:, c])
-        per_request, axis = np.atleast_1d(num_tokens) / requests, self.tokens_per_request
+        axis = self.tokens_per_request
+        per_request = np.atleast_1d(num_tokens) / requests
         costs = np.interp(per_request, axis, line)
         if len(axis) > 1:
             slope = (line[-1] - line[-2]) / (axis[-1] - axis[-2])
@@ -135,12 +144,14 @@ def _locate(axis: np.ndarray, value: float) -> tuple[int, int, float]:
     """The points below and above `value` and the share of the way between them; held at both ends."""
     below = min(max(bisect_right(axis, value) - 1, 0), len(axis) - 1)
     above = min(below + 1, len(axis) - 1)
-    return below, above, float(min(max(value - axis[below], 0) / max(1, axis[above] - axis[below]), 1))
+    share = max(value - axis[below], 0) / max(1, axis[above] - axis[below])
+    return below, above, float(min(share, 1))
 
 
 def linear(fixed_ms: float, per_request_ms: float, per_token_ms: float, **description) -> StepCost:
     """A table of fixed_ms + requests x per_request_ms + tokens x per_token_ms, for any context."""
-    requests, tokens = np.array([[1], [1024]]), np.array([1, 16])
+    requests = np.array([[1], [1024]])
+    tokens = np.array([1, 16])
     cells = fixed_ms + per_request_ms * requests + per_token_ms * (requests * tokens)
     return StepCost(requests.ravel(), tokens, np.array([1]), cells[..., None], **description)
 
@@ -161,7 +172,9 @@ class Correction:
     """
 
     def __init__(self, step_cost: StepCost, forward_only: bool = False):
-        cells, requests, tokens = step_cost.milliseconds, step_cost.requests, step_cost.tokens_per_request
+        cells = step_cost.milliseconds
+        requests = step_cost.requests
+        tokens = step_cost.tokens_per_request
         cheapest = float(cells.min())
         per_request = (cells[-1, 0] - cells[0, 0]).mean() / max(1, requests[-1] - requests[0])
         spans = np.maximum(1, requests * (tokens[-1] - tokens[0]))
@@ -197,11 +210,14 @@ class Correction:
         return True
 
     def _fit(self) -> np.ndarray:
-        information, target, squares = self._sums[:4, :4], self._sums[:4, 4], self._sums[4, 4]
+        information = self._sums[:4, :4]
+        target = self._sums[:4, 4]
+        squares = self._sums[4, 4]
         unexplained = squares - target @ np.linalg.solve(information + np.eye(4), target)
         weights = max(unexplained / self._sums[0, 0], self._min_variance) / self._std**2
         weights[0] = min(weights[0], MAX_FIXED_PRIOR)
-        matrix, right = information + np.diag(weights), target + weights * self._mean
+        matrix = information + np.diag(weights)
+        right = target + weights * self._mean
         terms = np.linalg.solve(matrix, right)
         if terms[3] < 0.0:
             # Where every step has drafts the steps tell the sum of fixed and speculating, and not which is which: a
@@ -226,8 +242,10 @@ class ExpectedCost:
 
     def use(self, step_cost: StepCost, forward_only: bool) -> None:
         """Begin with a table; the arguments are those of Correction."""
-        self.step_cost, self.correction = step_cost, Correction(step_cost, forward_only)
-        self._observed_steps, self._ms_since_update = 0, 0.0
+        self.step_cost = step_cost
+        self.correction = Correction(step_cost, forward_only)
+        self._observed_steps = 0
+        self._ms_since_update = 0.0
         self._kept.cache_clear()
 
     def of(self, state: StepState) -> tuple[np.ndarray, float]:
@@ -254,7 +272,8 @@ class ExpectedCost:
         self._observed_steps += 1
         self._ms_since_update += milliseconds
         is_due = self._observed_steps <= ALWAYS_LEARN_STEPS or self._ms_since_update >= LEARN_INTERVAL_MS
-        num_tokens_other, bucket = state.max_num_tokens_other_dp_ranks, int(state.context) // CONTEXT_BUCKET
+        num_tokens_other = state.max_num_tokens_other_dp_ranks
+        bucket = int(state.context) // CONTEXT_BUCKET
         if state.prefilling or num_tokens_other > state.running + drafted or not (is_due or is_wanted):
             return
         most = np.array([min(drafted, state.running * self._most_draft_tokens)])
@@ -269,7 +288,8 @@ class ExpectedCost:
 
     def _look_up(self, requests: int, num_tokens: np.ndarray, bucket: int) -> np.ndarray:
         """float64 [n]: the table's milliseconds by tokens (int64 [n]), for a context in the middle of its bucket."""
-        if len(sizes := self._graph_sizes):
+        sizes = self._graph_sizes
+        if len(sizes):
             at = np.searchsorted(sizes, num_tokens)
             num_tokens = np.where(at < len(sizes), sizes[np.minimum(at, len(sizes) - 1)], num_tokens)
         return self.step_cost.step_ms(requests, num_tokens, (bucket + 0.5) * CONTEXT_BUCKET)

@@ -156,12 +156,16 @@ def follow_paths(sampled: torch.Tensor, drafts: torch.Tensor, rows: torch.Tensor
         drafts: int64 [n, 1 + k], aligned with it; a value that no token has where there is no draft.
         rows: int64 [requests, paths], of each request, its own first; -1 where there are fewer.
     """
-    agrees, index = rows >= 0, rows.clamp(min=0)
-    drawn, drafted = sampled[index], drafts[index]
+    agrees = rows >= 0
+    index = rows.clamp(min=0)
+    drawn = sampled[index]
+    drafted = drafts[index]
     requests = torch.arange(len(rows), device=rows.device)
     # Of equal values argmax need not give the first.
     order = torch.arange(rows.shape[1], 0, -1, device=rows.device)
-    tokens, taken, last = [], [], torch.zeros_like(requests)
+    tokens = []
+    taken = []
+    last = torch.zeros_like(requests)
     for position in range(sampled.shape[1]):
         goes_on = agrees.any(1)
         first = (agrees * order).argmax(1)

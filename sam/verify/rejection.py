@@ -80,7 +80,9 @@ def rejection_sample(
     Returns:
         int32 [batch, max_spec_len + 1], PLACEHOLDER after each request's last token.
     """
-    device, batch, total = target_logits.device, len(num_draft_tokens), len(draft_token_ids)
+    device = target_logits.device
+    batch = len(num_draft_tokens)
+    total = len(draft_token_ids)
     if not total:
         return bonus_token_ids.to(torch.int32)
     counts = np.array(num_draft_tokens)
