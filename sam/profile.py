@@ -21,7 +21,8 @@ def fit_recorded(directories: list[Path]) -> StepCost:
         ValueError: not a run directory, or too few steps.
     """
     fitted, _ = fit_runs([RecordedRun.load(directory) for directory in directories])
-    source = f"{fitted.cost.source}, of {', '.join(one.resolve().name for one in directories)}, {date.today()}"
+    names = ", ".join(directory.resolve().name for directory in directories)
+    source = f"{fitted.cost.source}, of {names}, {date.today()}"
     if fitted.drafts_seen and fitted.plain_from > 1:
         source += (
             f"; hardly any step without drafts had fewer than {fitted.plain_from} requests: what one takes there is a "

@@ -97,7 +97,8 @@ def npz_arrays(content: Path | bytes, place: str) -> dict[str, np.ndarray]:
     if content.startswith(NPY):
         raise ReadError(f"{place}: expected an .npz file of arrays, got an .npy file of one array: use numpy.savez")
     with one_line(place, "not an .npz file of arrays"), np.load(io.BytesIO(content), allow_pickle=False) as archive:
-        if damaged := archive.zip.testzip():
+        damaged = archive.zip.testzip()
+        if damaged:
             raise ValueError(f"{damaged} is damaged")
         return {name: np.asarray(archive[name]) for name in archive.files}
 

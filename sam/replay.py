@@ -73,7 +73,7 @@ def make_drafter(
     return drafter
 
 
-class Request:
+class RecordedRequest:
     """A recorded response that is generated, but for what was given to the model; `accepted`: its tokens so far."""
 
     def __init__(self, name: str, response: np.ndarray, given: Spans = ()):
@@ -130,7 +130,7 @@ class Replay:
         requests = []
         for i, (response, spans) in enumerate(zip(responses, given, strict=True)):
             if len(response):
-                requests.append(Request(f"{name}/{i}", response, spans))
+                requests.append(RecordedRequest(f"{name}/{i}", response, spans))
         for request in requests:
             drafter.start(request.name, prompt)
         live = requests
@@ -141,7 +141,7 @@ class Replay:
         for request in requests:
             drafter.finish(request.name)
 
-    def step(self, drafter, batch: list[Request]) -> None:
+    def step(self, drafter, batch: list[RecordedRequest]) -> None:
         """Draft for requests at once, verify, and show the drafter their new tokens."""
         names = [request.name for request in batch]
         budgets = np.full(len(batch), self.draft_length, dtype=np.int32)
@@ -214,12 +214,12 @@ def measure_cost(recording: Recording, make, draft_length: int, **how) -> dict[s
     result = Replay(draft_length, **how)
     samples = max(map(len, recording.responses))
     waiting = deque(
-        (prompt, Request(f"{index}/{i}", responses[i], given=given[i]))
+        (prompt, RecordedRequest(f"{index}/{i}", responses[i], given=given[i]))
         for i in range(samples)
         for index, (prompt, responses, given) in enumerate(recording.groups())
         if i < len(responses) and len(responses[i])
     )
-    live: list[Request] = []
+    live: list[RecordedRequest] = []
     most_bytes = 0
     held = 1
     while live or waiting:

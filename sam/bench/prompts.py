@@ -22,7 +22,7 @@ Place = tuple[int, int]  # a round, from 1, and a load's number
 Batches = list[list[dict[str, Any]]]  # of requests that start together
 
 
-class Group(NamedTuple):
+class PromptGroup(NamedTuple):
     """A prompt and, where the text is forced, the responses that its requests emit, as token ids."""
 
     prompt: list[int]
@@ -83,7 +83,7 @@ def question(number: int) -> str:
 
 def read_groups(
     path: Path, tokenizer: Path | None, size: int, max_tokens: int | None = None
-) -> tuple[list[Group], list[str]]:
+) -> tuple[list[PromptGroup], list[str]]:
     """Groups of `size` responses of a recording, those of different prompts first, and what to know of them.
 
     Args:
@@ -96,14 +96,14 @@ def read_groups(
     """
     recording = read_recording(path, None if tokenizer is None else str(tokenizer))
     recording.check_generated(path)
-    pieces: list[tuple[int, Group]] = []
+    pieces: list[tuple[int, PromptGroup]] = []
     largest = short = 0
     for prompt, samples in zip(recording.prompts, recording.responses, strict=True):
         responses = [response[:max_tokens].tolist() for response in samples if len(response)]
         largest = max(largest, len(responses))
         short += len(responses) < size
         for first in range(0, len(responses) - size + 1, size):
-            pieces.append((first, Group(prompt.tolist(), responses[first : first + size])))
+            pieces.append((first, PromptGroup(prompt.tolist(), responses[first : first + size])))
     if not pieces:
         raise ValueError(
             f"{path}: its largest group has {largest} responses, --samples needs {size}: set it to {largest} or less"
@@ -131,7 +131,7 @@ def read_input(settings: Settings, tokenizer: Path | None) -> tuple[dict[Place, 
         groups, notes = read_groups(settings.text, tokenizer, size, settings.max_tokens)
     else:
         prompts = read_prompts(settings.prompts, tokenizer, None if settings.prompts else needed)
-        groups = [Group(prompt) for prompt in prompts]
+        groups = [PromptGroup(prompt) for prompt in prompts]
         notes = []
     vocabulary = vocabulary_of(settings.model)
     largest = max(max(tokens) for group in groups for tokens in (group.prompt, *(group.responses or [])))
@@ -155,7 +155,7 @@ def vocabulary_of(model: Path) -> int | None:
     return size
 
 
-def batches_of(settings: Settings, groups: list[Group]) -> dict[Place, Batches]:
+def batches_of(settings: Settings, groups: list[PromptGroup]) -> dict[Place, Batches]:
     """The requests of each round and load, by batch: `prompt_token_ids`, `seed` and `response` (to be forced) of each.
 
     A prompt has `samples` requests, the last one of a batch what is left; a counted round as many batches as give

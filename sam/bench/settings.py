@@ -153,39 +153,39 @@ def is_engine_option(word: str, known: set[str]) -> bool:
 def parser() -> Parser:
     """The command's own options."""
     description = "Does speculation pay for this model, engine and load, compared with stock vLLM?"
-    found = Parser(prog="sam bench", description=description, epilog=EPILOG, allow_abbrev=False)
+    options = Parser(prog="sam bench", description=description, epilog=EPILOG, allow_abbrev=False)
     positive = number(1)
-    found.add_argument("--model", type=Path, required=True, help="its folder, or its name on Hugging Face")
-    found.add_argument("--prompts", type=Path, help=".jsonl or .parquet with prompt or prompt_token_ids; or built in")
-    found.add_argument("--text", type=Path, help="recording or run directory whose responses all requests emit")
+    options.add_argument("--model", type=Path, required=True, help="its folder, or its name on Hugging Face")
+    options.add_argument("--prompts", type=Path, help=".jsonl or .parquet with prompt or prompt_token_ids; or built in")
+    options.add_argument("--text", type=Path, help="recording or run directory whose responses all requests emit")
     requests = "loads: requests that start together"
-    found.add_argument("--requests", type=positive, nargs="+", default=[1, 4, 24], help=requests)
-    found.add_argument("--samples", type=positive, default=8, help="requests of one prompt")
-    found.add_argument("--responses", type=positive, default=8, help="least number of responses in a round")
+    options.add_argument("--requests", type=positive, nargs="+", default=[1, 4, 24], help=requests)
+    options.add_argument("--samples", type=positive, default=8, help="requests of one prompt")
+    options.add_argument("--responses", type=positive, default=8, help="least number of responses in a round")
     of_response = f"tokens of a response at most; by default {DEFAULT_MAX_TOKENS}, with --text as many as it has"
-    found.add_argument("--max-tokens", type=positive, help=of_response)
-    found.add_argument("--temperature", type=float, default=1.0)
+    options.add_argument("--max-tokens", type=positive, help=of_response)
+    options.add_argument("--temperature", type=float, default=1.0)
     variants = {"choices": (*VARIANTS, *FIXED), "default": [STOCK, "off", "sam"], "metavar": "VARIANT"}
     choices = f"{', '.join(VARIANTS)}, or sam-k1 to sam-k15, which draft so many tokens in every step"
-    found.add_argument("--variants", nargs="+", **variants, help=choices)
-    found.add_argument(
+    options.add_argument("--variants", nargs="+", **variants, help=choices)
+    options.add_argument(
         "--draft-tokens",
         type=int,
         default=SpeculationConfig.num_speculative_tokens,
         help="longest draft of a request, 1 to 15",
     )
-    found.add_argument("--draft-model", type=Path, metavar="DIR", help="of draft_model and hybrid, or eagle3's head")
-    found.add_argument("--rounds", type=positive, default=3, help="runs of each load and variant that count")
-    found.add_argument("--ignore-eos", action="store_true", help="all responses have --max-tokens tokens")
+    options.add_argument("--draft-model", type=Path, metavar="DIR", help="of draft_model and hybrid, or eagle3's head")
+    options.add_argument("--rounds", type=positive, default=3, help="runs of each load and variant that count")
+    options.add_argument("--ignore-eos", action="store_true", help="all responses have --max-tokens tokens")
     seeds = "whether requests carry seeds, so that tokens can be compared; by default unless --text is given"
-    found.add_argument("--seeds", action=argparse.BooleanOptionalAction, help=seeds)
-    found.add_argument("--output", type=Path, default=Path("outputs/bench"), help="folder for logs and result")
-    found.add_argument("--resume", action="store_true", help="go on with the rounds that --output has")
-    found.add_argument(
+    options.add_argument("--seeds", action=argparse.BooleanOptionalAction, help=seeds)
+    options.add_argument("--output", type=Path, default=Path("outputs/bench"), help="folder for logs and result")
+    options.add_argument("--resume", action="store_true", help="go on with the rounds that --output has")
+    options.add_argument(
         "--json", action="store_true", help="print one object, as result.json has it, in place of a table"
     )
-    found.add_argument("--check", action="store_true", help="check the arguments, and measure nothing")
-    return found
+    options.add_argument("--check", action="store_true", help="check the arguments, and measure nothing")
+    return options
 
 
 def parse(arguments: list[str]) -> Settings:

@@ -45,8 +45,7 @@ class HistoryClient:
     def __init__(self, folder: Path, tokenizer: str, tokens: int, epochs: int, counters: dict | None = None):
         self.folder = folder
         self.tokenizer = tokenizer
-        self.tokens = tokens
-        self.epochs = epochs
+        self.bounds = (tokens, epochs)
         self.counters = counters if counters is not None else {}
         self.counters.update(dict.fromkeys(COUNTERS, 0))
         self._sync = 0  # weight syncs of this process
@@ -158,7 +157,7 @@ class HistoryClient:
                 responses.append((prompt, self._base + sync, known))
                 self._seen.add(digest(known))
         try:
-            database.add(connection, responses, self.tokens, self.epochs)
+            database.add(connection, responses, *self.bounds)
         except sqlite3.Error:
             self.counters["history_lost_responses"] += len(responses)
             raise

@@ -56,7 +56,7 @@ LENGTHS = (
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt")
 
 
-class Response(NamedTuple):
+class KeptResponse(NamedTuple):
     """A response that a file holds."""
 
     version: int  # of the weights
@@ -139,12 +139,12 @@ def add(connection, responses: Sequence[tuple[bytes, int, np.ndarray]], tokens: 
             connection.execute(DROP_OLDEST, (tokens,))
 
 
-def read(connection: sqlite3.Connection, prompt: bytes) -> Iterator[Response]:
+def read(connection: sqlite3.Connection, prompt: bytes) -> Iterator[KeptResponse]:
     """The responses to a prompt; SQLite does not look whether what it has is damaged."""
     query = "SELECT CAST(version AS INTEGER), digest, CAST(tokens AS BLOB) FROM responses WHERE prompt = ?"
     for version, kept_digest, blob in connection.execute(query, (prompt,)):
         tokens = np.frombuffer(blob[: len(blob) // 4 * 4], np.int32).copy()
-        yield Response(version, kept_digest, tokens if digest(tokens) == kept_digest else None)
+        yield KeptResponse(version, kept_digest, tokens if digest(tokens) == kept_digest else None)
 
 
 class ResponseLengths:

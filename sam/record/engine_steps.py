@@ -82,10 +82,10 @@ class EngineSteps:
     counters: dict[str, int | float] = field(default_factory=dict)  # the drafter's totals since the engine started
 
     def __post_init__(self) -> None:
-        given = {name: len(value) for name in PER_STEP if (value := getattr(self, name)) is not None}
-        if len(set(given.values())) > 1:
-            raise ValueError(f"engine steps: columns of lengths {given}: expected one value for each engine step")
-        steps = max(given.values(), default=0)
+        lengths = {name: len(getattr(self, name)) for name in PER_STEP if getattr(self, name) is not None}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"engine steps: columns of lengths {lengths}: expected one value for each engine step")
+        steps = max(lengths.values(), default=0)
         if self.end_s is None and self.step_ms is not None:
             self.end_s = np.cumsum(self.step_ms, dtype=np.float64) / 1e3
         for name, field_ in FIELDS.items():

@@ -35,7 +35,7 @@ PROMPTS = ("input", "prompt", "question")
 RESPONSES = ("output", "response", "answer")
 FILES = (".npz", ".jsonl", ".parquet")
 # A prompt with its responses, and what was given to the model in these.
-Group = tuple[np.ndarray, list[np.ndarray], list[Spans]]
+RecordedGroup = tuple[np.ndarray, list[np.ndarray], list[Spans]]
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Recording:
                 f"{source}: responses with tools' outputs: expected text of the model alone; sam replay reads these"
             )
 
-    def groups(self) -> Iterator[Group]:
+    def groups(self) -> Iterator[RecordedGroup]:
         """Each prompt with its responses and what was given to the model in these."""
         given = self.given or [[()] * len(samples) for samples in self.responses]
         return zip(self.prompts, self.responses, given, strict=True)
@@ -84,7 +84,7 @@ def join(recordings: list[Recording]) -> Recording:
     return of_groups(group for recording in recordings for group in recording.groups())
 
 
-def of_groups(groups: Iterable[Group]) -> Recording:
+def of_groups(groups: Iterable[RecordedGroup]) -> Recording:
     """A recording of these groups, one or more."""
     prompts, responses, given = map(list, zip(*groups, strict=True))
     return Recording(prompts, responses, given=given)
@@ -93,7 +93,7 @@ def of_groups(groups: Iterable[Group]) -> Recording:
 def by_prompt(rows: Iterable[tuple[np.ndarray, np.ndarray, Spans]]) -> Recording:
     """A recording of prompts, responses (int32 [length]) and what was given to the model in these; those of the same
     prompt are its samples."""
-    groups: dict[bytes, Group] = {}
+    groups: dict[bytes, RecordedGroup] = {}
     for prompt, response, given in rows:
         _, samples, spans = groups.setdefault(prompt.tobytes(), (prompt, [], []))
         samples.append(response)

@@ -40,7 +40,7 @@ COUNTERS = (
 
 
 @dataclass
-class Group:
+class GroupState:
     """What is known of a group here: requests that run, the cursor, and tokens read of each response elsewhere."""
 
     running: int = 0
@@ -53,7 +53,7 @@ class Text:
     """A response of this process; `sent` of its tokens are in the log."""
 
     key: bytes
-    group: Group
+    group: GroupState
     number: int
     prompt_tokens: int
     tokens: array = field(default_factory=lambda: array("i"))
@@ -81,7 +81,7 @@ class Client:
         self._events: deque[tuple] = deque()
         self._texts: dict[int, Text] = {}  # of requests that run, by slot
         self._ended: deque[Text] = deque()  # those that the log lacks tokens of
-        self._groups: dict[bytes, Group] = {}
+        self._groups: dict[bytes, GroupState] = {}
         self._log: int | None = None  # its identity
         self._retry_at = -math.inf  # seconds
 
@@ -130,7 +130,7 @@ class Client:
             self.counters["sharing_lost_tokens"] += len(text.tokens) - text.sent
 
     def _start(self, slot: int, key: bytes, prompt_tokens: int) -> None:
-        group = self._groups.setdefault(key, Group())
+        group = self._groups.setdefault(key, GroupState())
         group.running += 1
         self._texts[slot] = Text(key, group, next(self._requests), prompt_tokens)
 

@@ -82,7 +82,7 @@ def most_bytes(groups: int, responses: int, tokens: int) -> int:
     return math.ceil(groups * (GROUP_BYTES + GROWTH * text))
 
 
-class Group:
+class GroupLog:
     """The log of a prompt's responses. `base` is the cursor of its begin, which no other log has and none before it."""
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class Log:
         self.budget_bytes = budget_bytes
         self.nbytes = 0
         self.identity = secrets.randbits(62)
-        self._groups: OrderedDict[bytes, Group] = OrderedDict()  # the one touched longest ago first
+        self._groups: OrderedDict[bytes, GroupLog] = OrderedDict()  # the one touched longest ago first
 
     def exchange(self, question: bytes) -> bytes:
         """Take a client's new text, and give it what follows its cursors; its own is among that."""
@@ -114,7 +114,7 @@ class Log:
         left = MAX_INTEGERS
         for key, cursor, records in unpack(question):
             before = self._groups[key].nbytes if key in self._groups else 0
-            group = self._groups.setdefault(key, Group())
+            group = self._groups.setdefault(key, GroupLog())
             self._groups.move_to_end(key)
             group.integers.frombytes(records)
             self.nbytes += group.nbytes - before

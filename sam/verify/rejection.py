@@ -27,7 +27,8 @@ def _uniforms(counts: list[int], generators, device) -> tuple[torch.Tensor, torc
     drawing = torch.rand(len(counts), dtype=torch.float64, device=device)
     start = 0
     for request, count in enumerate(counts):
-        if count and (generator := generators.get(request)) is not None:
+        generator = generators.get(request)
+        if count and generator is not None:
             accepting[start : start + count].uniform_(generator=generator)
             drawing[request : request + 1].uniform_(generator=generator)
         start += count

@@ -201,7 +201,7 @@ def of_seeds(runs: list[Run]) -> list[list[Run]]:
 def drafted_texts(run: Run) -> list[list[tuple[str, str]]]:
     """The last step's first prompt and samples of it, as pieces (text, "drafted", "given" or ""); none without sam,
     and, with a remark, without the model's tokenizer."""
-    from sam.replay import Request, make_drafter
+    from sam.replay import RecordedRequest, make_drafter
 
     if not run.has_responses or run.config["speculation"]["method"] != "sam":
         return []
@@ -221,7 +221,7 @@ def drafted_texts(run: Run) -> list[list[tuple[str, str]]]:
     for row in rows:
         if row.prompt == rows[0].prompt and len(row.response_tokens):
             spans = [[min(edge, SHOWN) for edge in span] for span in row.given_spans]
-            samples.append(Request(str(row.sample), row.response_tokens[:SHOWN], given=spans))
+            samples.append(RecordedRequest(str(row.sample), row.response_tokens[:SHOWN], given=spans))
             drafter.start(str(row.sample), row.prompt_tokens)
     kinds = {sample.name: np.full(len(sample.response), "", "U7") for sample in samples}
     while live := [sample for sample in samples if not sample.finished]:
