@@ -11,8 +11,8 @@ from unittest import mock
 import numpy as np
 
 from sam.reading import json_object
-from sam.simulate import rollout, workload
 from sam.switch import step_cost
+from sam.tools.simulate import rollout, workload
 
 REQUESTS = 1, 2, 4, 8, 16, 32, 64, 256, 1024
 MOST, LONGER = 8, 1.02  # responses of a prompt from the step before; of a step's time

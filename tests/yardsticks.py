@@ -50,8 +50,8 @@ def tokens(_) -> Iterator[tuple[str, str]]:
 def replay(options) -> Iterator[tuple[str, dict]]:
     """Costs are medians of some passes."""
     from sam.record.responses import read_recording
-    from sam.replay import make_drafter, measure_cost
-    from sam.replay import replay as replayed
+    from sam.tools.replay import make_drafter, measure_cost
+    from sam.tools.replay import replay as replayed
 
     for path in sorted(options.traces.glob("*.npz")):
         recording = read_recording(path)

@@ -17,9 +17,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sam.bench.__main__ import measure_engines
-from sam.bench.settings import RESERVED, STOCK, parse
 from sam.command import INTERRUPTED, Parser, laid_out, number, run_command
+from sam.tools.bench.__main__ import measure_engines
+from sam.tools.bench.settings import RESERVED, STOCK, parse
 
 if TYPE_CHECKING:
     from recipe.sam_dapo.report.runs import Run
@@ -48,9 +48,9 @@ def of_a_run(words: list[str]) -> int:
     import numpy as np
 
     from recipe.sam_dapo.report.runs import STOCK_FILE, Run, rows_of, text_of
-    from sam.bench.result import measure, times
     from sam.record import replacing
     from sam.record.responses import responses_path
+    from sam.tools.bench.result import measure, times
 
     run = Run.load(options.run)
     output = options.output or options.run.resolve().parent
@@ -182,7 +182,7 @@ def compared_runs(options) -> list[str]:
     Raises:
         ValueError: as `trained`.
     """
-    from sam.bench.result import compared, middle, times
+    from sam.tools.bench.result import compared, middle, times
 
     rounds = trained(options)
     rows = []
@@ -215,7 +215,7 @@ def trained(options) -> list[list[Run]]:
 
     from recipe.sam_dapo.record import STATE_FILE, read_json
     from recipe.sam_dapo.report.runs import Run, compare_responses
-    from sam.bench.engines import turns
+    from sam.tools.bench.engines import turns
 
     output = options.output.absolute()
     variants = {f"variant_{n}": overrides for n, overrides in enumerate(options.variants, 1)}

@@ -31,9 +31,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from recipe.sam_dapo.assets import build_once
 from recipe.sam_dapo.tiny.warm_start import deterministic
-from sam.bench.prompts import read_prompts
 from sam.command import run_command
 from sam.record.tokenizer import Tokenizer
+from sam.tools.bench.prompts import read_prompts
 
 FOLDER = "draft_model"
 WIDTH = 128  # the tiny model's; Adam's rate falls as 1 / width (Yang et al., Tensor Programs V, arXiv:2203.03466)

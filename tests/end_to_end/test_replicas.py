@@ -10,7 +10,7 @@ import pytest
 
 from recipe.sam_dapo.report.page import main as report
 from recipe.sam_dapo.tiny.tokenizer import build_tokenizer
-from sam.replay import main as replay
+from sam.tools.replay import main as replay
 from tests.end_to_end.runs import PROMPTS, SAMPLES, SLOTS, STEPS, TURNS, log_of, own_run, rows
 
 pytestmark = pytest.mark.e2e

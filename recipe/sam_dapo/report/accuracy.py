@@ -10,9 +10,9 @@ import numpy as np
 
 from recipe.sam_dapo.record import VAL_ROLLOUTS
 from sam.command import laid_out
-from sam.page import Section, page
 from sam.reading import ReadError, expect, json_rows
 from sam.record.responses import CONFIG_FILE, read_config
+from sam.tools.page import Section, page
 
 NORMAL = 1.96  # standard errors of an interval of 95 %
 TITLE = "pass@1"

@@ -27,8 +27,8 @@ from recipe.sam_dapo.report.runs import (
     of_seeds,
     rows_of,
 )
-from sam.bench.result import times
 from sam.record.engine_steps import EngineSteps
+from sam.tools.bench.result import times
 
 NOT_RECORDED = "not recorded"
 COMPARED = {  # name to key: what training does

@@ -13,9 +13,9 @@ from recipe.sam_dapo.report.answer import answer, facts, remarks, summarize
 from recipe.sam_dapo.report.phases import ERRORS, LEAST_SHARE, table_of_phases
 from recipe.sam_dapo.report.pictures import draw_phases, draw_rollout
 from recipe.sam_dapo.report.runs import Run, drafted_texts, load_runs, load_stock, rows_of
-from sam.bench.result import table_of
 from sam.command import Parser, run_command
-from sam.page import Section, page
+from sam.tools.bench.result import table_of
+from sam.tools.page import Section, page
 
 TITLE = "Does speculation pay?"
 PHASES = (

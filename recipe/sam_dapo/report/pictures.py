@@ -8,8 +8,8 @@ import numpy as np
 from recipe.sam_dapo.report.answer import COMPARED
 from recipe.sam_dapo.report.phases import STEP, Phase, phases_of
 from recipe.sam_dapo.report.runs import Run, rows_of
-from sam.page import Picture, picture
 from sam.record.engine_steps import EngineSteps
+from sam.tools.page import Picture, picture
 
 LOOK = {
     "font.size": 9, "axes.titlesize": 10, "axes.titleweight": "bold", "axes.titlelocation": "left",

@@ -14,8 +14,6 @@ from typing import Any, Self
 
 import numpy as np
 
-from sam.bench.result import table_of
-from sam.bench.settings import STOCK
 from sam.config import WITH_DRAFT_MODEL
 from sam.reading import ReadError, expect, json_object, json_rows, one_line
 from sam.record.engine_steps import EngineSteps
@@ -28,11 +26,13 @@ from sam.record.responses import (
     responses_path,
 )
 from sam.record.tokenizer import Tokenizer
+from sam.tools.bench.result import table_of
+from sam.tools.bench.settings import STOCK
 
 ROLLOUT_SECONDS = "rollout/seconds"
 TAIL_SECONDS = "rollout/tail_seconds"
 STOCK_FILE = "stock.json"
-POLICY = "goodput"  # of sam.bench's engines with sam or a trained drafter
+POLICY = "goodput"  # of sam.tools.bench's engines with sam or a trained drafter
 MEASURE = "sam bench --run"
 TEXTS = 3  # responses that the page shows
 SHOWN = 400  # tokens of each
@@ -201,7 +201,7 @@ def of_seeds(runs: list[Run]) -> list[list[Run]]:
 def drafted_texts(run: Run) -> list[list[tuple[str, str]]]:
     """The last step's first prompt and samples of it, as pieces (text, "drafted", "given" or ""); none without sam,
     and, with a remark, without the model's tokenizer."""
-    from sam.replay import RecordedRequest, make_drafter
+    from sam.tools.replay import RecordedRequest, make_drafter
 
     if not run.has_responses or run.config["speculation"]["method"] != "sam":
         return []

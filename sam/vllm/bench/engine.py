@@ -1,6 +1,6 @@
-"""An engine that is measured. `python -m sam.vllm.bench.engine PIPE` is one variant's, which sam.bench starts and tells
-what to run: it reads a message of JSON, does what it says and answers with one, until the pipe is closed: first the
-arguments of BenchEngine, then those of `run` any number of times. For stock vLLM nothing of this project is in the
+"""An engine that is measured. `python -m sam.vllm.bench.engine PIPE` is one variant's, which sam.tools.bench starts and
+tells what to run: it reads a message of JSON, does what it says and answers with one, until the pipe is closed: first
+the arguments of BenchEngine, then those of `run` any number of times. For stock vLLM nothing of this project is in the
 engine: no plugin, no recorder, and a worker extension only where text is forced.
 """
 

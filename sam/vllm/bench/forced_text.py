@@ -130,7 +130,7 @@ class ForcedTextExtension:
 
 
 class BenchExtension(ForcedTextExtension):
-    """The same for all variants but stock, with what sam.bench reads from their workers."""
+    """The same for all variants but stock, with what sam.tools.bench reads from their workers."""
 
     def sam_bench_attach(self, forces_text: bool) -> dict[str, Any]:
         """What drafts and verifies; from now on steps are recorded."""

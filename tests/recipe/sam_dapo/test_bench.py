@@ -15,10 +15,10 @@ from recipe.sam_dapo.bench import main
 from recipe.sam_dapo.launch import config
 from recipe.sam_dapo.report.page import main as report
 from recipe.sam_dapo.report.runs import Run, load_stock, rows_of
-from sam.bench import engines
-from sam.bench.engines import EngineProcess
+from sam.tools.bench import engines
+from sam.tools.bench.engines import EngineProcess
 from tests.recipe.sam_dapo.run_directory import write_run
-from tests.sam.bench.test_command import FAKE_ENGINE
+from tests.sam.tools.bench.test_command import FAKE_ENGINE
 
 STEPS = 4
 VARIANTS = ["speculation=suffix", "speculation=sam speculation.scope=history"]

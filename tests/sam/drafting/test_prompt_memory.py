@@ -5,7 +5,7 @@ import pytest
 
 from sam.drafting.drafter import Drafter
 from sam.record.responses import Recording
-from sam.replay import make_drafter, replay
+from sam.tools.replay import make_drafter, replay
 from tests.sam.stepping import append, draft, tokens
 
 K = 3

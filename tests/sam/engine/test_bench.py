@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from recipe.sam_dapo.bench import main
-from sam.bench.settings import Settings
+from sam.tools.bench.settings import Settings
 from tests.sam.engine.tiny_engine import VOCABULARY
 
 pytestmark = pytest.mark.engine

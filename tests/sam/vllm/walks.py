@@ -21,7 +21,7 @@ from sam.automaton.store import NONE
 from sam.drafting.drafter import Drafter
 from sam.drafting.late import LateDrafter
 from sam.record.responses import Recording, read_recording
-from sam.replay import replay
+from sam.tools.replay import replay
 from sam.vllm.v2 import device_walk
 
 K = 4

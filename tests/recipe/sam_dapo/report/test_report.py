@@ -14,7 +14,7 @@ from recipe.sam_dapo.report.runs import Run, drafted_texts, load_runs
 from recipe.sam_dapo.tiny.tokenizer import build_tokenizer
 from sam.record.engine_steps import EngineSteps
 from sam.record.responses import read_recording
-from sam.replay import make_drafter, replay
+from sam.tools.replay import make_drafter, replay
 from tests.recipe.sam_dapo.run_directory import write_run
 
 REWARDS = [0.0, 0.1, 0.2, 0.5, 0.6, 0.7]

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from sam.bench.engines import ROUNDS, EngineError, measure_rounds, prepare, vllm_version
-from sam.bench.settings import STOCK, Settings
 from sam.command import INTERRUPTED, laid_out
 from sam.reading import one_line
 from sam.record import replacing
+from sam.tools.bench.engines import ROUNDS, EngineError, measure_rounds, prepare, vllm_version
+from sam.tools.bench.settings import STOCK, Settings
 
 WORTHWHILE = 1.02  # ratio to stock from which speculation pays; less is not worth a setting
 FEWEST_ROUNDS = MORE_ROUNDS = 3  # a range of fewer says nothing about noise

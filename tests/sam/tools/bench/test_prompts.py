@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from sam.bench.prompts import read_groups, read_prompts
 from sam.reading import ReadError
+from sam.tools.bench.prompts import read_groups, read_prompts
 
 CHAT = (
     "{% if messages[0].role == 'system' %}{{ raise_exception('no\nsystem role') }}{% endif %}"

@@ -8,10 +8,10 @@ import itertools
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sam.bench.settings import Settings
 from sam.reading import ReadError, expect, json_object, json_rows, parquet_rows, token_ids
 from sam.record.responses import read_recording
 from sam.record.tokenizer import Tokenizer
+from sam.tools.bench.settings import Settings
 
 QUESTION = (
     "A workshop makes {chairs} chairs and {tables} tables a day. A chair needs {of_chair} screws and a table needs "

@@ -18,11 +18,11 @@ from typing import Any
 
 from tqdm import tqdm
 
-from sam.bench import hub, prompts
-from sam.bench.prompts import WARM_UP, Batches, Place
-from sam.bench.settings import STOCK, Settings, engine_arguments
 from sam.config import HUGE_PAGES
 from sam.reading import json_rows, one_line
+from sam.tools.bench import hub, prompts
+from sam.tools.bench.prompts import WARM_UP, Batches, Place
+from sam.tools.bench.settings import STOCK, Settings, engine_arguments
 
 ROUNDS = "rounds.jsonl"  # in --output: the settings, then a line for each round of a load that all variants have run
 MAY_DIFFER = ("rounds", "output", "resume", "check", "json")  # between calls with one --output
@@ -73,8 +73,8 @@ def _round_of(row: dict[str, Any], place: str) -> dict[str, Any]:
 
 
 def prepare(settings: Settings) -> tuple[dict[Place, Batches], list[str]]:
-    """Complete the settings and make the folder; returns requests, as sam.bench.prompts.batches_of, and what to know of
-    them: all that can be wrong without an engine.
+    """Complete the settings and make the folder; returns requests, as `batches_of` of sam.tools.bench.prompts does, and
+    what to know of them: all that can be wrong without an engine.
 
     Raises:
         ValueError: one line.

@@ -2,7 +2,7 @@
 
 import re
 
-from sam.page import Section, page
+from sam.tools.page import Section, page
 
 
 def test_texts_are_escaped():

@@ -10,8 +10,8 @@ from datetime import date
 from pathlib import Path
 
 from sam.command import Parser, run_command
-from sam.simulate.run import RecordedRun, fit_runs
 from sam.switch.step_cost import StepCost
+from sam.tools.simulate.run import RecordedRun, fit_runs
 
 
 def fit_recorded(directories: list[Path]) -> StepCost:

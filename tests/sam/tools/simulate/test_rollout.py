@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from sam.record.responses import Recording
-from sam.simulate.rollout import SETUPS, Choice, Cluster, drawn, load_setup, real, simulate, summarize
-from sam.simulate.workload import Acceptance, Round, log_normal, recorded_round
 from sam.switch.step_cost import StepCost, linear
+from sam.tools.simulate.rollout import SETUPS, Choice, Cluster, drawn, load_setup, real, simulate, summarize
+from sam.tools.simulate.workload import Acceptance, Round, log_normal, recorded_round
 
 COST = linear(10.0, 0.0, 1.0)  # 10 ms and one for each token
 

@@ -15,9 +15,9 @@ from sam.reading import ReadError, expect, one_line
 from sam.record import responses as run_directory
 from sam.record.engine_steps import EngineSteps
 from sam.record.responses import by_prompt
-from sam.simulate.rollout import Choice, Cluster
-from sam.simulate.workload import Round, recorded_round
 from sam.switch.step_cost import StepCost
+from sam.tools.simulate.rollout import Choice, Cluster
+from sam.tools.simulate.workload import Round, recorded_round
 
 FEWEST_STEPS = 20
 KNOTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096)

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import yaml
 
-from sam.profile import main
 from sam.record.engine_steps import EngineSteps
 from sam.record.responses import Recording
-from sam.simulate.rollout import Choice, Cluster, real, seconds, simulate
-from sam.simulate.run import RecordedRun, arrivals, fit_from_steps, fit_runs
-from sam.simulate.workload import recorded_round
 from sam.switch.step_cost import StepCost, linear
+from sam.tools.profile import main
+from sam.tools.simulate.rollout import Choice, Cluster, real, seconds, simulate
+from sam.tools.simulate.run import RecordedRun, arrivals, fit_from_steps, fit_runs
+from sam.tools.simulate.workload import recorded_round
 
 COST = linear(4.0, 0.0, 0.05)
 PROMPTS, SAMPLES = 4, 4

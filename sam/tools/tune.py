@@ -2,9 +2,10 @@
 
 Step costs are fitted to the run's engine steps, and to those of the run beside it without speculation, its reference,
 where there is one; `--cost-from` adds others. Its rollouts are then simulated with every candidate, drafting on its
-responses (sam.simulate), and each simulated training step is scaled as the run's own setting must be to take what was
-measured. So the own setting has the measured gain, and others what they are faster or slower than it. The gain's
-interval is a bootstrap over training steps, widened, for another setting than the own, by the simulation's error.
+responses (sam.tools.simulate), and each simulated training step is scaled as the run's own setting must be to take
+what was measured. So the own setting has the measured gain, and others what they are faster or slower than it. The
+gain's interval is a bootstrap over training steps, widened, for another setting than the own, by the simulation's
+error.
 
 `sam tune --setup NAME` simulates a published set-up, of which there is no run: requests and drafts are drawn, and all
 combinations of policies, draft lengths, thresholds and scopes are tried. docs/bench.md says what is assumed.
@@ -24,10 +25,10 @@ from tqdm import tqdm
 
 from sam.command import Parser, laid_out, number, run_command, waiting
 from sam.config import POLICIES
-from sam.simulate import rollout
-from sam.simulate.rollout import SCOPES, SETUPS, Choice
-from sam.simulate.run import FittedCost, RecordedRun, fit_runs
-from sam.simulate.workload import shipped_acceptance
+from sam.tools.simulate import rollout
+from sam.tools.simulate.rollout import SCOPES, SETUPS, Choice
+from sam.tools.simulate.run import FittedCost, RecordedRun, fit_runs
+from sam.tools.simulate.workload import shipped_acceptance
 
 DRAFT_LENGTHS = (2, 3, 4, 6, 8)
 THRESHOLDS = (4, 8, 16, 32, 64, 128, 256)

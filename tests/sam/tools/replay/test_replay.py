@@ -8,11 +8,11 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from sam import replay as command
 from sam.drafting.texts import Drafts
-from sam.peers import make_peer
 from sam.record.responses import Recording
-from sam.replay import main, make_drafter, replay
+from sam.tools import replay as command
+from sam.tools.peers import make_peer
+from sam.tools.replay import main, make_drafter, replay
 
 K = 3
 

@@ -1,10 +1,10 @@
-"""`python -m sam.bench`: as `sam bench --model DIR`, also where nothing of the recipe is installed."""
+"""`python -m sam.tools.bench`: as `sam bench --model DIR`, also where nothing of the recipe is installed."""
 
 import json
 import sys
 
-from sam.bench.settings import parse
 from sam.command import run_command
+from sam.tools.bench.settings import parse
 
 
 def measure_engines(words: list[str]) -> int:
@@ -12,7 +12,7 @@ def measure_engines(words: list[str]) -> int:
     settings = parse(words)
     if settings.check:
         return 0
-    from sam.bench.result import as_text, measure  # not before the words are known to be right: it takes a second
+    from sam.tools.bench.result import as_text, measure  # not before the words are known to be right: it takes a second
 
     result, code = measure(settings)
     print(json.dumps(result) if settings.json else as_text(result))

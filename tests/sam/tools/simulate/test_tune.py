@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sam.simulate.rollout import Choice
-from sam.simulate.run import FittedCost, RecordedRun
-from sam.tune import Measured, Trial, chosen_of, doubts, main
-from tests.sam.simulate.test_recorded import write_run
+from sam.tools.simulate.rollout import Choice
+from sam.tools.simulate.run import FittedCost, RecordedRun
+from sam.tools.tune import Measured, Trial, chosen_of, doubts, main
+from tests.sam.tools.simulate.test_recorded import write_run
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_a_run_of_other_circumstances_is_no_reference(runs, tmp_path):
 
 
 def test_a_published_setup(capsys, monkeypatch):
-    monkeypatch.setattr("sam.simulate.rollout.CAP", 500)
+    monkeypatch.setattr("sam.tools.simulate.rollout.CAP", 500)
     arguments = ["--setup", "qwen3_32b", "--prompts", "1", "--policy", "always", "--scope", "request", "shared"]
     head, costs, header, *table = printed(capsys, *arguments)
     assert re.fullmatch(r"16 requests, \d+ tokens, 4 replicas", head) and "FITTED" in costs

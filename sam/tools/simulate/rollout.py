@@ -17,10 +17,10 @@ import numpy as np
 from sam.config import SpeculationConfig
 from sam.drafting.drafter import Drafter
 from sam.reading import json_object
-from sam.simulate.workload import SHIPPED, Acceptance, DrawnDrafts, RealDrafts, Round, log_normal
 from sam.switch.policies import make_policy
 from sam.switch.policy import Plan, Policy, StepState
 from sam.switch.step_cost import StepCost
+from sam.tools.simulate.workload import SHIPPED, Acceptance, DrawnDrafts, RealDrafts, Round, log_normal
 
 SCOPES = "request", "group", "shared"
 SIGMA = 0.6

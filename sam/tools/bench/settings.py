@@ -12,9 +12,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from sam.bench.hub import is_hub_name
 from sam.command import Parser, number
 from sam.config import WITH_DRAFT_MODEL, SpeculationConfig
+from sam.tools.bench.hub import is_hub_name
 
 STOCK = "stock"
 VARIANTS = (STOCK, "off", "sam", "ngram", "suffix", *WITH_DRAFT_MODEL)

@@ -30,10 +30,10 @@ from sam.command import Parser, laid_out, number, run_command
 from sam.config import SCOPES, SpeculationConfig
 from sam.drafting.drafter import Drafter
 from sam.drafting.late import LateDrafter
-from sam.peers import NAMES as PEERS
-from sam.peers import make_peer
 from sam.record.corpus import Text, read_corpus
 from sam.record.responses import Recording, Spans, of_groups, read_recording
+from sam.tools.peers import NAMES as PEERS
+from sam.tools.peers import make_peer
 
 NAMES = ("sam", *PEERS)
 HISTORY_TOKENS = 4 << 20  # with scope=history, enough for any recording here

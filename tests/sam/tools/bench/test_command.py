@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from recipe.sam_dapo.bench import main
-from sam.bench import engines
-from sam.bench.engines import EngineProcess, environment_of
 from sam.config import HUGE_PAGES
+from sam.tools.bench import engines
+from sam.tools.bench.engines import EngineProcess, environment_of
 
 FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
 
