@@ -15,7 +15,7 @@ def main(config_name: str, *overrides: str) -> int:
     """0: nothing is wrong with the image. 2: something is. Imports verl and vLLM."""
     config = compose_config(config_name, list(overrides))
     with contextlib.redirect_stdout(sys.stderr):  # verl and vLLM log to stdout
-        found = [line for find in preflight.OF_IMAGE for line in find(config)]
+        found = [line for find in preflight.IMAGE_CHECKS for line in find(config)]
     print(*found, f"{len(found)} problems", sep="\n")
     return 2 if found else 0
 

@@ -31,7 +31,7 @@ NOT_OF_THE_ENGINE = {
 }  # fmt: skip
 
 
-def of_a_run(words: list[str]) -> int:
+def compare_with_stock(words: list[str]) -> int:
     """`--run RUN`: would stock vLLM have taken longer for its rollouts?
 
     Stock vLLM cannot train on a CPU: its second weight sync fails. So engines of their own take turns: stock vLLM as it
@@ -45,8 +45,6 @@ def of_a_run(words: list[str]) -> int:
     parser.add_argument("--rounds", type=number(1), default=5, help="runs of each engine that count, at most")
     parser.add_argument("--json", action="store_true", help="print one object, as stock.json has it")
     options = parser.parse_args(words)
-    import numpy as np
-
     from recipe.sam_dapo.report.runs import STOCK_FILE, Run, rows_of, text_of
     from sam.record import replacing
     from sam.record.responses import responses_path
@@ -61,10 +59,8 @@ def of_a_run(words: list[str]) -> int:
     folder = output / "against_stock"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "result.json").unlink(missing_ok=True)
-    # Of steps spread over the run, as many as rounds with the warm-up.
     rounds = max(1, min(options.rounds, len(run.steps) - 1))
-    places = np.linspace(0, len(run.steps) - 1, rounds + 1).round().astype(int)
-    steps = [run.steps[place] for place in np.unique(places)]
+    steps = spread(run.steps, rounds + 1)  # one to warm up
     text = folder / "text.jsonl"
     with replacing(text) as partial:
         partial.write_bytes(b"".join(responses_path(run.directory, step).read_bytes() for step in steps))
@@ -86,6 +82,19 @@ def of_a_run(words: list[str]) -> int:
     work = f"{stock['rounds']} rounds of {stock['requests']} requests that emit the run's own text"
     print(f"engine alone: stock vLLM {stock['seconds']:.2f} s a round; {'; '.join(figures)} ({work})")
     return 0
+
+
+def spread(steps: list[int], count: int) -> list[int]:
+    """So many of a run's steps, from the first to the last.
+
+    Example:
+        >>> spread([1, 2, 3, 4, 5, 6], 3)
+        [1, 3, 6]
+    """
+    import numpy as np
+
+    places = np.linspace(0, len(steps) - 1, count).round().astype(int)
+    return [steps[place] for place in np.unique(places)]
 
 
 def words_of(run: Run) -> list[str]:
@@ -156,7 +165,7 @@ def engine_words(arguments: dict[str, Any]) -> list[str]:
     return words
 
 
-def of_whole_runs(words: list[str]) -> int:
+def compare_whole_runs(words: list[str]) -> int:
     """`--config-name NAME`: policies, methods, sharing, routers, numbers of replicas, in whole training runs.
 
     A variant's seconds are compared with the first one's of the same round. Sampling is exact: all runs must generate
@@ -250,7 +259,7 @@ def trained(options) -> list[list[Run]]:
     return runs
 
 
-MODES = {"--run": of_a_run, "--config-name": of_whole_runs}
+MODES = {"--run": compare_with_stock, "--config-name": compare_whole_runs}
 
 
 def main(arguments: list[str] | None = None) -> int:

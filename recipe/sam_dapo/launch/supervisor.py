@@ -225,11 +225,11 @@ def _release(run_directory: Path) -> None:
     if not folder or not Path(folder).exists():
         return
 
-    def of_this_run() -> list[psutil.Process]:
+    def run_processes() -> list[psutil.Process]:
         others = (process for process in psutil.process_iter(["environ"]) if process.pid != os.getpid())
         return [process for process in others if (process.info["environ"] or {}).get(VARIABLE) == folder]
 
-    _stop(of_this_run)
+    _stop(run_processes)
     for partial in (*run_directory.glob("*.partial*"), *run_directory.glob("*/*.partial*")):
         partial.unlink(missing_ok=True)
     _remove_shared_memory(holder["began"])

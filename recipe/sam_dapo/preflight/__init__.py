@@ -9,23 +9,23 @@ from recipe.sam_dapo.launch.config import ConfigError
 from recipe.sam_dapo.preflight import compatibility, device_memory, machine, settings, vllm_command
 
 # What is looked at, by name: of the config alone, of files, of this machine and its device.
-OF_CONFIG = {
+CONFIG_CHECKS = {
     "values": compatibility.values,
     "sizes": settings.sizes,
     "memory of a device": device_memory.problems,
 }
-OF_FILES = {
+FILE_CHECKS = {
     "data": settings.data,
     "model": settings.model,
     "draft model": settings.draft_model,
     "corpus": settings.corpus,
     "history": settings.history_of_responses,
 }
-OF_DEVICE = {
+DEVICE_CHECKS = {
     "packages and variables": compatibility.packages_and_variables,
     "memory and disk": machine.memory_and_disk,
 }
-OF_IMAGE = (compatibility.packages_and_variables, vllm_command.what_verl_and_vllm_say)
+IMAGE_CHECKS = (compatibility.packages_and_variables, vllm_command.what_verl_and_vllm_say)
 
 
 def check(config: DictConfig, files: bool = True) -> None:
@@ -49,11 +49,11 @@ def look(config: DictConfig, files: bool = True) -> Iterator[tuple[str, list[str
     yield "keys", wrong
     if wrong:
         return
-    finds = dict(OF_CONFIG)
+    finds = dict(CONFIG_CHECKS)
     if files:
-        finds |= OF_FILES
+        finds |= FILE_CHECKS
     if not missing:
-        finds |= OF_DEVICE
+        finds |= DEVICE_CHECKS
     for name, find in finds.items():
         yield name, list(find(config))
 
@@ -63,8 +63,8 @@ def counted(problems: list[str]) -> str:
     return "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
 
 
-def of_this_node(content: dict, head: dict) -> list[str]:
+def node_problems(content: dict, head: dict) -> list[str]:
     """Runs on a node of a cluster, in the environment that `ray start` gave its Ray."""
     config = OmegaConf.create(content)
-    lines = [line for find in (OF_DEVICE | OF_FILES).values() for line in find(config)]
+    lines = [line for find in (DEVICE_CHECKS | FILE_CHECKS).values() for line in find(config)]
     return [*lines, *machine.differences(head)]

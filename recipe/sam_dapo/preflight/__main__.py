@@ -65,11 +65,11 @@ def look(config: DictConfig) -> Iterator[tuple[str, list[str]]]:
         os.environ.setdefault("RAY_ADDRESS", "auto")  # the cluster that a run would take
     if os.environ.get("RAY_ADDRESS"):
         with waiting("asking the nodes of the Ray cluster"), quiet():
-            problems = list(machine.ray_cluster(config, preflight.of_this_node))
+            problems = list(machine.ray_cluster(config, preflight.node_problems))
         yield "nodes", problems
 
 
-def of_run(config: DictConfig, as_json: bool) -> int:
+def check_run(config: DictConfig, as_json: bool) -> int:
     """Print what is looked at, as soon as it is known, then about the run; 2: something is wrong."""
     problems = []
     for name, lines in look(config):
@@ -89,12 +89,12 @@ def _print(lines: Iterable[str]) -> None:
         print(line, flush=True)
 
 
-def of_environment(as_json: bool) -> int:
+def check_environment(as_json: bool) -> int:
     """Print what this environment has. 2: some of it is refused."""
     accelerators = list(filter(machine.has_device, machine.DEVICE_FILES))
     device = "cpu" if engine_of_cpu() or not accelerators else accelerators[0]
     with waiting("looking at packages"):
-        rows = list(compatibility.of_machine(device))
+        rows = list(compatibility.installed_parts(device))
     problems = [wrong for *_, wrong in rows if wrong]
     versions = known()
     if as_json:
@@ -118,7 +118,7 @@ def of_environment(as_json: bool) -> int:
     return 2 if problems else 0
 
 
-def of_weights(folder: Path, as_json: bool) -> int | str:
+def check_weights(folder: Path, as_json: bool) -> int | str:
     """What to say of weights that are whole; ConfigError: they are not."""
     problems = list(settings.weights(folder))
     if as_json:
@@ -153,9 +153,9 @@ def main(arguments: list[str] | None = None) -> int:
     if options.patches:
         return run_command(patches_of_verl.listed)
     if options.weights:
-        return run_command(lambda: of_weights(options.weights, options.json))
+        return run_command(lambda: check_weights(options.weights, options.json))
     if not options.config_name:
-        return of_environment(options.json)
+        return check_environment(options.json)
     try:
         with waiting("reading the config"):
             config = compose_config(options.config_name, options.overrides)
@@ -165,7 +165,7 @@ def main(arguments: list[str] | None = None) -> int:
         else:
             print(f"error: {error}", file=sys.stderr)
         return 2
-    return run_command(lambda: of_run(config, options.json))
+    return run_command(lambda: check_run(config, options.json))
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ def value_of(config: DictConfig, key: str) -> tuple[str, str]:
     return key, str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def of_machine(device: str) -> Iterator[tuple[str, str, str | None]]:
+def installed_parts(device: str) -> Iterator[tuple[str, str, str | None]]:
     """Each of MACHINE that counts with a device, what this machine has of it, and what is wrong, in a line."""
     for devices, name, patterns, remedy in MACHINE:
         if device not in devices.split():
@@ -88,14 +88,14 @@ def of_machine(device: str) -> Iterator[tuple[str, str, str | None]]:
             code = "package.version"
         wrong = f"{name}={value}: expected {' or '.join(expected)}: {remedy} [{code}]"
         yield name, value or absent, None if is_right else wrong
-    yield from of_vllm(device)
+    yield from vllm_doors(device)
 
 
 def _matches(value: str, patterns: list[str]) -> bool:
     return any(fnmatchcase(value, pattern) for pattern in patterns)
 
 
-def of_vllm(device: str) -> Iterator[tuple[str, str, str | None]]:
+def vllm_doors(device: str) -> Iterator[tuple[str, str, str | None]]:
     """What the installed vLLM has of its doors, and which of those that a run needs it lacks, in a line."""
     if not doors.is_installed():
         return
@@ -128,7 +128,7 @@ def cann_version() -> str | None:
 
 def packages_and_variables(config: DictConfig) -> Iterator[str]:
     """What this machine lacks, or has otherwise than the recipe runs with."""
-    yield from (wrong for *_, wrong in of_machine(config.trainer.device) if wrong)
+    yield from (wrong for *_, wrong in installed_parts(config.trainer.device) if wrong)
     if config.trainer.device != "npu":
         return
     patches = Patches()

@@ -106,10 +106,10 @@ INSTALL = "install the project and the pins of requirements/ on that node"
 START = "bash scripts/start_ray_cluster.sh head here, worker HEAD_ADDRESS on the other nodes"
 
 
-def ray_cluster(config: DictConfig, of_node: Callable[[dict, dict], list[str]]) -> Iterator[str]:
+def ray_cluster(config: DictConfig, find: Callable[[dict, dict], list[str]]) -> Iterator[str]:
     """With RAY_ADDRESS set: whether the cluster has as many nodes, and every node what it needs.
 
-    `of_node` runs on each node and finds the lines about it, of a config's content and what `differences` takes.
+    `find` runs on each node and finds the lines about it, of a config's content and what `differences` takes.
     """
     address = os.environ.get("RAY_ADDRESS")
     if not address:
@@ -126,7 +126,7 @@ def ray_cluster(config: DictConfig, of_node: Callable[[dict, dict], list[str]]) 
             yield f"{len(nodes)} of {config.trainer.nnodes} nodes are there: {START} [ray.devices]"
         with tempfile.NamedTemporaryFile(dir=present(config), prefix=".sam-") as seen_by_all:
             head = {"versions": versions.known(), "file": seen_by_all.name}
-            by_node = ask_nodes(config, nodes, of_node, head)
+            by_node = ask_nodes(config, nodes, find, head)
         for line in dict.fromkeys(line for lines in by_node.values() for line in lines):
             places = [address for address, lines in by_node.items() if line in lines]
             where = "every node" if len(places) == len(by_node) > 1 else ", ".join(places)
@@ -137,12 +137,12 @@ def ray_cluster(config: DictConfig, of_node: Callable[[dict, dict], list[str]]) 
         ray.shutdown()
 
 
-def ask_nodes(config: DictConfig, nodes: list[dict], of_node: Callable, head: dict) -> dict[str, list[str]]:
+def ask_nodes(config: DictConfig, nodes: list[dict], find: Callable, head: dict) -> dict[str, list[str]]:
     """The lines about each node, by its address."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    ask = ray.remote(num_cpus=0, max_retries=0)(of_node)
+    ask = ray.remote(num_cpus=0, max_retries=0)(find)
     content = OmegaConf.to_container(config)
     asked = {}
     for node in nodes:

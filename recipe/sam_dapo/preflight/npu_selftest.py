@@ -133,7 +133,7 @@ def selftest(output: Path, device: str) -> int:
     if "off" in worked:
         parity = {name: compare(worked["off"], row) for name, row in worked.items() if name != "off"}
     report = {
-        "versions": {name: version for name, version, _ in compatibility.of_machine("npu")},
+        "versions": {name: version for name, version, _ in compatibility.installed_parts("npu")},
         "patches": Patches().status(),
         "parity": parity,
         "exact_verification_ms": verification_ms(device),

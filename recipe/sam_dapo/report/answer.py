@@ -24,7 +24,7 @@ from recipe.sam_dapo.report.runs import (
     common_steps,
     compare_responses,
     method_of,
-    of_seeds,
+    pairs_by_seed,
     rows_of,
 )
 from sam.record.engine_steps import EngineSteps
@@ -92,7 +92,7 @@ def answer(runs: list[Run], summary: dict[str, Any], against: dict[str, Any] | N
     lines.append(set_up(runs[0]))
     same = figure(summary, "{} of {}, token for token", "identical_responses", "total_responses")
     lines.append(f"Identical responses: {same}.")
-    lines.append(said_of_curves(runs, summary["curves"]))
+    lines.append(describe_curves(runs, summary["curves"]))
     if against:
         lines.append(beside_stock(against))
     if STEP in gains and gains[STEP].saved > 0:
@@ -100,7 +100,7 @@ def answer(runs: list[Run], summary: dict[str, Any], against: dict[str, Any] | N
     return [*lines, f"Next: {MEASURE} {runs[0].directory} says what drafts bring without the trainer."]
 
 
-def said_of_curves(runs: list[Run], curves: dict[str, str]) -> str:
+def describe_curves(runs: list[Run], curves: dict[str, str]) -> str:
     """Whether training went alike."""
     if curves and set(curves.values()) == {"identical"}:
         return f"Training curves identical: {', '.join(curves)}."
@@ -207,7 +207,7 @@ def compare_curves(runs: list[Run]) -> dict[str, str]:
         return {}
     curves = {}
     for name, key in COMPARED.items():
-        pairs = [values(pair, key) for pair in of_seeds(runs)]  # each float [steps, 2]
+        pairs = [values(pair, key) for pair in pairs_by_seed(runs)]  # each float [steps, 2]
         pairs = [pair for pair in pairs if len(pair)]
         apart = [float(np.mean(pair[:, 0] - pair[:, 1])) for pair in pairs]
         if apart and np.isfinite(apart).all():

@@ -186,7 +186,7 @@ def _response_tokens(run: Run, step: int) -> dict[tuple, np.ndarray]:
     return {row[:2]: row.response_tokens for row in read_responses(run.directory, step)}
 
 
-def of_seeds(runs: list[Run]) -> list[list[Run]]:
+def pairs_by_seed(runs: list[Run]) -> list[list[Run]]:
     """The first two runs, and the pairs behind them of the same methods, each of one further seed."""
     pairs: dict[str, list[Run]] = {}
     methods = [run.name.partition(" ")[0] for run in runs]

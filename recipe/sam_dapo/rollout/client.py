@@ -44,31 +44,33 @@ class RoutedClient(LLMServerClient):
         chunk = self.config.routing.chunk_tokens or limit
         if any(sampling_params.get(key) for key in UNDIVIDED):
             chunk = limit
-        joined = ended_after = None
-        one = copy(self)  # a client generates many responses at once
+        joined = None
+        ended_after = None
+        client = copy(self)  # a client generates many responses at once
         try:
-            one.placement = await self._load_balancer.acquire.remote(request)
+            client.placement = await self._load_balancer.acquire.remote(request)
             while True:
                 given = joined.token_ids if joined else []
-                parameters, hints = dict(sampling_params), {}
+                parameters = dict(sampling_params)
+                hints = {}
                 if chunk < limit or given:
                     parameters["max_tokens"] = min(chunk, limit - len(given))
                     parameters.pop("max_new_tokens", None)
                     hints = {"prompt_tokens": first, "response_limit": len(prompt_ids) - first + limit}
                 try:
-                    part = await super(RoutedClient, one).generate(
+                    part = await super(RoutedClient, client).generate(
                         request_id, prompt_ids=prompt_ids + given, sampling_params=with_hints(parameters, **hints),
                         **kwargs,
                     )  # fmt: skip
                 except Exception as death:
                     if not is_dead(death):
                         raise
-                    one.placement = await self._go_elsewhere(request.id, one.placement.server_id, death)
+                    client.placement = await self._go_elsewhere(request.id, client.placement.server_id, death)
                     continue
                 joined = join(joined, part)
                 if part.stop_reason != "length" or len(joined.token_ids) >= limit:
                     break
-                one.placement = await self._load_balancer.proceed.remote(request.id, len(part.token_ids))
+                client.placement = await self._load_balancer.proceed.remote(request.id, len(part.token_ids))
             if joined.stop_reason != "aborted":
                 ended_after = len(part.token_ids)
             if joined.stop_reason == "length":
@@ -106,12 +108,13 @@ def with_hints(parameters: dict[str, Any], **hints: int) -> dict[str, Any]:
     """Sampling parameters with hints to the drafters of the engine."""
     if not hints:
         return parameters
-    return {**parameters, "extra_args": {**(parameters.get("extra_args") or {}), **RequestHints(**hints).extra_args()}}
+    users = parameters.get("extra_args") or {}
+    return {**parameters, "extra_args": {**users, **RequestHints(**hints).extra_args()}}
 
 
 def is_dead(error: Exception) -> bool:
     """Whether the server, or the engine behind it, is gone. vLLM's error comes as a subclass that Ray makes."""
-    names = {one.__name__ for one in type(error).__mro__}
+    names = {kind.__name__ for kind in type(error).__mro__}
     return isinstance(error, ray.exceptions.RayActorError) or "EngineDeadError" in names
 
 
@@ -127,6 +130,7 @@ def join(joined: TokenOutput | None, part: TokenOutput) -> TokenOutput:
     joined.stop_reason = part.stop_reason
     if part.num_preempted is not None:
         joined.num_preempted = (joined.num_preempted or 0) + part.num_preempted
-    extra, later = joined.extra_fields, part.extra_fields
-    joined.extra_fields = extra | {name: extra[name] + later[name] for name in COUNTS if name in later}
+    for name in COUNTS:
+        if name in part.extra_fields:
+            joined.extra_fields[name] += part.extra_fields[name]
     return joined

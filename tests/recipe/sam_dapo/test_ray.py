@@ -40,7 +40,7 @@ def cluster():
 
 def test_a_node_says_what_it_lacks_and_which_nodes_say_the_same():
     head = {"versions": versions.known() | {"vllm": "0.22.1"}, "file": "/proc/none"}
-    asked = machine.ask_nodes(composed("dapo_qwen3_32b"), ray.nodes(), preflight.of_this_node, head)
+    asked = machine.ask_nodes(composed("dapo_qwen3_32b"), ray.nodes(), preflight.node_problems, head)
     ((address, problems),) = asked.items()
     assert address == ray.util.get_node_ip_address()
     said = "\n".join(problems)

@@ -51,6 +51,6 @@ def test_a_line_has_the_nodes_that_it_is_about(monkeypatch, tmp_path):
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.setattr(machine, "ask_nodes", lambda *_: {"10.0.0.1": ["a", "b"], "10.0.0.2": ["a"]})
     config = OmegaConf.merge(composed("dapo_qwen3_32b"), {"run_dir": str(tmp_path / "run")})
-    missing, *found = machine.ray_cluster(config, preflight.of_this_node)
+    missing, *found = machine.ray_cluster(config, preflight.node_problems)
     assert missing.startswith("1 of 2 nodes are there: bash scripts/start_ray_cluster.sh head here")
     assert found == ["on every node: a", "on 10.0.0.1: b"] and not list(tmp_path.iterdir())

@@ -133,7 +133,7 @@ def test_a_start_checks_everything_before_it_imports_what_takes_long(assets):
 def test_the_doctor_says_what_is_wrong_and_what_a_run_consists_of(node, capsys, monkeypatch):
     """On a laptop without what needs the device; with it on every node of the cluster."""
     node.set(vllm_command, "what_verl_and_vllm_say", lambda config: ["verl's words"])
-    node.set(machine, "ray_cluster", lambda config, of_node: [])
+    node.set(machine, "ray_cluster", lambda config, find: [])
     node.set(doctor, "compose_config", lambda name, overrides: node.config(*overrides))
     node.env("RAY_ADDRESS", "auto")
     assert doctor.main(["--config-name", "dapo_qwen3_32b"]) == 2
