@@ -207,7 +207,6 @@ def install_async(runner, proposer) -> None:
 
     put("_copy_valid_sampled_token_count", value=keep_sampled_tokens)
     put("take_draft_token_ids", value=proposer.take_draft_token_ids)
-    patches.before(runner, "_update_states", "draft_on_host", proposer.before_step)
     patches.before(runner, "_sample", "draft_on_host", lambda _logits: fill_last_placeholder(runner))
     patches.wrap(runner, "sample_tokens", "draft_on_host", functools.partial(_draft_after_sampling, proposer))
 

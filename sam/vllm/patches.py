@@ -84,14 +84,14 @@ PATCHES = register({
         "_update_states _sample sample_tokens propose_draft_token_ids _prepare_input_ids execute_model "
         "speculator num_speculative_steps",
         "vLLM's asynchronous drafters run on the device, and the host corrects its counts a step late. Ours put true "
-        "counts and drafts into the next step before it begins; a trained drafter's are filled in on the device. The "
-        "second runner tells its drafters neither which requests are new, nor their prompts, nor which have finished.",
+        "counts and drafts into the next step before it begins; a trained drafter's are filled in on the device. No "
+        "runner tells its drafters which requests are new, nor their prompts, nor which have finished.",
         "asynchronous scheduling takes a drafter of the user's."),
     "own_counts": Patch("runner", "execute_model",
         "only for ngram_gpu has the model runner its own dictionaries of what is scheduled: in an engine of one "
         "process the scheduler's would be trimmed.", "vLLM copies them for every drafter."),
     # Several paths of a request, speculation.paths above 1.
-    "add_path_rows": Patch("runner", "_update_states initialize_kv_cache",
+    "add_path_rows": Patch("runner", "initialize_kv_cache",
         "vLLM verifies one path of a request; rows of others write into blocks beyond the scheduler's.",
         "it verifies several."),
     # Trained drafters.

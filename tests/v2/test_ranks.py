@@ -26,4 +26,4 @@ def test_two_ranks_draft_the_same_and_give_stock_vllms_tokens(model, tmp_path, m
         first, second = own.llm.collective_rpc(counters_of)
         assert own.count()["accepted"] > 2
     assert first["draft_errors"] == 0 and first["tracked_requests"] == len(rows)
-    assert second["tracked_requests"] == second["waited_steps"] == 0
+    assert second["tracked_requests"] == 0

@@ -20,8 +20,7 @@ from sam.drafting.texts import Drafts
 from sam.switch.policies import MIN_GAIN_OFF, choose_lengths
 from sam.switch.policy import StepState
 from sam.verify.exact import sent
-from sam.vllm.tracked_requests import TrackedBatch
-from sam.vllm.trained.passes import Chosen, ModelPasses, begin_copy
+from sam.vllm.trained.passes import Batch, Chosen, ModelPasses, begin_copy
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +132,7 @@ class ComingDrafts:
         vocabulary: of the target; FILLER stands for what is none of its tokens, as any may be verified.
     """
 
-    def __init__(self, plan: Passes, batch: TrackedBatch, made: Chosen, began, vocabulary: int):
+    def __init__(self, plan: Passes, batch: Batch, made: Chosen, began, vocabulary: int):
         self.plan = plan
         self.batch = batch
         self._began = began
@@ -213,19 +212,28 @@ class TrainedDrafter:
         self.acceptance.weights_updated()
         self.passes.restore()
 
-    def combine(self, policy: Any, state: StepState, budget: int, batch: TrackedBatch, proposed: Drafts) -> Drafts:
-        """Of sam's drafts, up to `budget` tokens of each request of the batch, those that the draft model's replace,
-        where that pays; policy and state are as of `plan_passes`."""
+    def combine(
+        self, policy: Any, state: StepState, budget: int, ids: list[str], texts: list[np.ndarray], proposed: Drafts
+    ) -> Drafts:
+        """Sam's drafts, up to `budget` tokens of each request, with those of the draft model in place of some where
+        that pays.
+
+        Args:
+            policy, state: as of `plan_passes`.
+            texts: int32 [length] each, of the requests `ids`.
+            proposed: sam's, in their order.
+        """
         began = time.perf_counter()
         self._drawn = {}
         with self.harmless():
+            batch = Batch.of(self.passes.runner, ids, texts)
             self._learn(batch)
             if self._errors_in_a_row < MAX_ERRORS:
                 proposed = self._combine(policy, state, budget, batch, proposed)
         self._milliseconds = (time.perf_counter() - began) * 1e3
         return proposed
 
-    def _combine(self, policy: Any, state: StepState, budget: int, batch: TrackedBatch, proposed: Drafts) -> Drafts:
+    def _combine(self, policy: Any, state: StepState, budget: int, batch: Batch, proposed: Drafts) -> Drafts:
         has_room = self.passes.longest_text - 1 - batch.lengths >= budget  # no pass beyond the last position
         expected = self.acceptance.expected(batch.ids)[:, :budget] * has_room[:, None]
         planned = policy, state, proposed, expected
@@ -292,7 +300,7 @@ class TrainedDrafter:
             return found
         return None
 
-    def _learn(self, batch: TrackedBatch) -> None:
+    def _learn(self, batch: Batch) -> None:
         """Compare the last drafts with the text, and forget requests that are gone; nothing to do in a rest."""
         if not self.acceptance.waiting:
             return
@@ -304,7 +312,7 @@ class TrainedDrafter:
             if known is not None:
                 known.keep_only(self.passes.runner.requests)
 
-    def _draft(self, plan: Passes, batch: TrackedBatch, missing: np.ndarray) -> list[list[int]]:
+    def _draft(self, plan: Passes, batch: Batch, missing: np.ndarray) -> list[list[int]]:
         """The drafts of the requests that want one; fillers where the device will put them in."""
         at = np.flatnonzero(plan.wanted)
         runner = self.passes.runner
@@ -329,7 +337,7 @@ class TrainedDrafter:
         drafted = made.tokens.cpu().numpy()
         return self._take(plan, batch, drafted, (time.perf_counter() - began) * 1e3)
 
-    def _take(self, plan: Passes, batch: TrackedBatch, drafted: np.ndarray, milliseconds: float) -> list[list[int]]:
+    def _take(self, plan: Passes, batch: Batch, drafted: np.ndarray, milliseconds: float) -> list[list[int]]:
         """Each draft, cut before its first token that is none; it is compared with the text when that is there."""
         self.pass_cost.observe(plan.milliseconds, milliseconds)
         valid = (drafted >= 0) & (drafted < self._vocabulary())

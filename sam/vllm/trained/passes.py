@@ -7,7 +7,7 @@ cache yet, and requests that want no draft are left out.
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 from sam import verify
 from sam.drafting.written_blocks import WrittenBlocks
 from sam.verify.exact import rng_key, sent, uniforms
-from sam.vllm.tracked_requests import TrackedBatch
 
 # Streams of sam.verify.exact.
 OF_TARGET = 0
@@ -28,6 +27,25 @@ NO_TOKEN = -1
 UNDER_WAY = 2
 States = tuple[torch.Tensor, torch.Tensor]
 """Of a pass, for each of its tokens: what logits are computed from, and what the next pass takes."""
+
+
+class Batch(NamedTuple):
+    """The requests of a step that can be drafted for."""
+
+    rows: list[int]  # of the model runner's batch
+    ids: list[str]
+    lengths: np.ndarray  # int [requests], tokens of each text
+    texts: np.ndarray  # int32 [rows or fewer, longest text], by row
+
+    @classmethod
+    def of(cls, runner, ids: list[str], texts: list[np.ndarray]) -> Self:
+        """With their texts, int32 [length] each."""
+        rows = [runner.input_batch.req_id_to_index[name] for name in ids]
+        lengths = np.array(list(map(len, texts)))
+        table = np.zeros((max(rows) + 1, lengths.max()), np.int32)
+        for row, text in zip(rows, texts, strict=True):
+            table[row, : len(text)] = text
+        return cls(rows, ids, lengths, table)
 
 
 class Chosen(NamedTuple):
@@ -131,7 +149,7 @@ class ModelPasses:
     def keep_states(self, hidden_states, aux_hidden_states, step) -> None:
         """Keep what later passes read of the target's step; nothing here."""
 
-    def missing(self, batch: TrackedBatch) -> np.ndarray:
+    def missing(self, batch: Batch) -> np.ndarray:
         """Tokens that the first pass of each request reads, its last one at least: int64 [requests]."""
         entries, before = self._entries(batch)
         blocks = self._table().get_numpy_array()
@@ -144,7 +162,7 @@ class ModelPasses:
         return entries.lengths - np.minimum(found, entries.lengths - 1)
 
     @torch.inference_mode()
-    def draft(self, batch: TrackedBatch, missing: np.ndarray, count: int) -> Chosen:
+    def draft(self, batch: Batch, missing: np.ndarray, count: int) -> Chosen:
         """Draft `count` tokens of each request, one a pass, the first of which reads what `missing` said; the host
         waits for none of them. [requests, count] each, on the device."""
         entries, _ = self._entries(batch)
@@ -160,7 +178,7 @@ class ModelPasses:
         tokens, kept = zip(*chosen, strict=True)
         return Chosen(torch.stack(tokens, 1), None if kept[0] is None else torch.stack(kept, 1))
 
-    def _entries(self, batch: TrackedBatch) -> tuple[TrackedBatch, list[int]]:
+    def _entries(self, batch: Batch) -> tuple[Batch, list[int]]:
         """What the KV cache has entries of: the texts, and the token before each that its entries depend on, or -1."""
         return batch, [-1] * len(batch.ids)
 
@@ -172,7 +190,7 @@ class ModelPasses:
     def _table(self):
         return self.runner.input_batch.block_table[self.holder.kv_cache_gid]
 
-    def _read(self, batch: TrackedBatch, missing: np.ndarray) -> States:
+    def _read(self, batch: Batch, missing: np.ndarray) -> States:
         """Write what is missing, in passes of as many tokens as fit; the states at each request's last token."""
         request_of = np.repeat(np.arange(len(missing)), missing)
         positions = np.arange(len(request_of)) + (batch.lengths - np.cumsum(missing))[request_of]
@@ -283,14 +301,14 @@ class EaglePasses(ModelPasses):
                 self._states = torch.empty((config.num_blocks * spec.block_size, states.shape[1]), dtype=states.dtype)
             self._states[slots] = states
 
-    def missing(self, batch: TrackedBatch) -> np.ndarray:
+    def missing(self, batch: Batch) -> np.ndarray:
         """As a draft model's, of entries; RuntimeError if no step's hidden states could be kept."""
         self._write_states(0)
         if self._states is None:
             raise RuntimeError("the table of hidden states is not there")
         return super().missing(batch)
 
-    def _entries(self, batch: TrackedBatch) -> tuple[TrackedBatch, list[int]]:
+    def _entries(self, batch: Batch) -> tuple[Batch, list[int]]:
         """The last token has none yet, and the first token is a part of the first one."""
         shifted = batch._replace(lengths=batch.lengths - 1, texts=batch.texts[:, 1:])
         return shifted, batch.texts[batch.rows, 0].tolist()

@@ -1,4 +1,4 @@
-"""The drafters with a model that vLLM's model runner is given: a SamProposer that has a TrainedDrafter.
+"""The drafters with a model that vLLM's model runner is given: loops whose session has a TrainedDrafter.
 
 vLLM asks of its drafter that it be one of its own classes with a model; whatever a step does is SamProposer's, or
 AsyncDrafting's. So each class here has a base of either kind, and all else is in objects.
@@ -15,8 +15,10 @@ from vllm.v1.spec_decode.eagle import EagleProposer
 from sam.automaton.store import NONE
 from sam.config import WITH_DRAFT_MODEL, SpeculationConfig
 from sam.drafting.drafter import NOTHING, Drafter
-from sam.drafting.texts import Drafts, start_sequence
+from sam.drafting.texts import start_sequence
+from sam.engine.session import Drafting
 from sam.vllm import patches, ranks, warmup_cost
+from sam.vllm.adapter import Adapter
 from sam.vllm.async_proposer import AsyncDrafting
 from sam.vllm.proposer import SamProposer
 from sam.vllm.trained.drafter import PassCost, TrainedDrafter
@@ -35,18 +37,19 @@ class NoText(Drafter):
         start_sequence(self.sequences, slot, NONE, 0, prompt_token_ids, 0)
 
 
-class WithModel(SamProposer):
-    """Where SamProposer asks a TrainedDrafter, and what vLLM calls of a base after it, its own class with the model."""
+class WithModel(Adapter):
+    """What gives a loop's session a TrainedDrafter, and what vLLM calls of a base after it, its own class with the
+    model."""
 
     def __init__(self, vllm_config, device, runner=None):
         # Data-parallel engines of a dense model are independent: each has a 1.
         kinds = ("tensor", "pipeline", "data", "prefill_context", "decode_context")
         reason = "a trained drafter's passes run on one rank: set it to 1, or speculation=sam"
         ranks.refuse(ranks.several(vllm_config.parallel_config, *kinds), reason)
-        super(SamProposer, self).__init__(vllm_config, device, runner)  # vLLM's, which holds the model
+        super(Drafting, self).__init__(vllm_config, device, runner)  # vLLM's, which holds the model
         super().__init__(vllm_config)
         passes = (EaglePasses if isinstance(self, EagleProposer) else ModelPasses)(self, runner)
-        self.trained = TrainedDrafter(passes, self.num_speculative_tokens, self.counters)
+        self.trained = self.session.trained = TrainedDrafter(passes, self.num_speculative_tokens, self.counters)
 
     def bind(self, runner) -> None:
         """Draft after each step with what has come to the host; vLLM's own drafters read the device's in every step."""
@@ -81,18 +84,10 @@ class WithModel(SamProposer):
             return []
         return self.propose(sampled, batch.num_tokens_no_spec, batch.token_ids_cpu)
 
-    def _observe(self, now, state, emitted) -> None:
-        """The time of passes is their own, not the step's."""
-        self.last.began += self.trained.arrive() / 1e3
-        super()._observe(now, state, emitted)
-
-    def _combine(self, plan, batch, drafts: Drafts) -> Drafts:
-        return self.trained.combine(self.policy, self.last.state, plan.budget, batch, drafts)
-
     def load_model(self, target_model, *_arguments, **_keywords) -> None:
         """Compile sam's kernels, and load the draft model; a copy stays on the host where sleeping would lose it."""
         super().load_model()
-        super(SamProposer, self).load_model(target_model)
+        super(Drafting, self).load_model(target_model)
         if self.vllm_config.model_config.enable_sleep_mode:
             self.trained.passes.keep_weights(target_model)
 
@@ -143,11 +138,11 @@ class AsyncWithModel(WithModel, AsyncDrafting):
         self.read_awaited()
 
 
-class TrainedProposer(WithModel, DraftModelProposer):
+class TrainedProposer(WithModel, SamProposer, DraftModelProposer):
     """With a language model of its own: vLLM's method `draft_model`."""
 
 
-class Eagle3Proposer(WithModel, EagleProposer):
+class Eagle3Proposer(WithModel, SamProposer, EagleProposer):
     """With a head on the target's hidden states: vLLM's method `eagle3`."""
 
 

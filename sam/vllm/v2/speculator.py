@@ -1,9 +1,10 @@
 """The second runner's speculator: drafts of the host's drafter, as tokens on the device.
 
-    execute_model   waits for the last step's tokens, where it had drafts or some are to come; plans and drafts;
-                    puts true counts into what was scheduled, and the drafts on the device; then vLLM computes
-    sample_tokens   vLLM verifies, and starts the copy of the tokens to the host, which is noted; after a step that is
-                    not waited for the next one is planned at once
+    execute_model    waits for the last step's tokens, where it had drafts or some are to come; plans and drafts; the
+                     session is told which requests are gone and which are new; puts true counts into what was
+                     scheduled, and the drafts on the device; vLLM computes
+    sample_tokens    vLLM verifies, and starts the copy of the tokens to the host, which is noted; after a step that is
+                     not waited for the next one is planned at once
 
 Scheduled asynchronously vLLM has scheduled a step, with room for drafts, before the last one's tokens are known: the
 wait comes when that is done and the device is busy. Scheduled synchronously it asks for the drafts after each step.
@@ -51,14 +52,14 @@ class SamSpeculator(Drafting, BaseSpeculator):
         config = SpeculationConfig.from_vllm(vllm_config)
         costs = {"step_cost": warmup_cost.table_of(config), "graph_sizes": warmup_cost.graph_sizes(vllm_config)}
         longest = vllm_config.model_config.max_model_len
-        self.session = FollowingSession(config, make_drafter(config, self.num_speculative_tokens), costs, longest)
+        drafter = make_drafter(config, self.num_speculative_tokens)
+        self.session = FollowingSession(config, drafter, costs, longest, self._is_async)
         if self._ranks.is_first_rank:
             self.session.begin(vllm_config.model_config)
         self.session.warm_up()
         self.verifying: dict[str, list[int]] = {}
         self._drafts: dict[str, list[int]] = {}  # of the next step
         self._unread: Step | None = None  # the last step, until it is waited for
-        self._waits: list[bool] = [False, False]  # whether the step before the last one was waited for, and the last
         # What `propose` returns, and the runner may write -1 into.
         most = vllm_config.scheduler_config.max_num_seqs
         self._nothing = torch.zeros((most, self.num_speculative_tokens), dtype=torch.int64, device=device)
@@ -125,21 +126,15 @@ class SamSpeculator(Drafting, BaseSpeculator):
             copied=output.copy_event,
         )
         self.session.stepped(step)
-        waits = step.had_drafts or self.wants_drafts
-        self._waits = [self._waits[1], waits]
         self._drafts = {}
-        if waits or not self._is_async:
+        if step.had_drafts or self.wants_drafts or not self._is_async:
             self._unread = step
         else:
             self._draft(step, is_known=False)
         hooks.ask_for_room(output.model_runner_output, self)
 
     def _draft(self, step: Step, is_known: bool) -> None:
-        before, now = self._waits
-        # Between a step that waited for the device and one that did not lies more or less than one step's time. And one
-        # that waited and had no drafts is neither a step with drafts nor a plain one, which waits for nobody.
-        is_comparable = not self._is_async or (before == now and (self.last.drafted > 0 or not now))
-        self._drafts = self.session.draft(step, is_known, is_comparable)
+        self._drafts = self.session.draft(step, is_known)
 
     def read_awaited(self, is_timed: bool = True) -> None:
         """Draft after the last step, if it is one that is waited for; may be called again. Not `is_timed` where the

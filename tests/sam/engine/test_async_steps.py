@@ -5,9 +5,9 @@ from collections import Counter
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sam.engine.followed import Step
 from sam.sharing.client import Client
 from sam.switch.policies import make_policy
-from sam.vllm.async_proposer import SampledStep
 from tests.sam.engine.async_cpu import Event
 from tests.sam.engine.tiny_engine import PROMPTS, Engine, assert_same
 
@@ -101,7 +101,7 @@ def test_with_drafts_a_step_waits_once_more(engine, off, counted_off):
 
 
 def test_tokens_that_cannot_be_read_cost_drafts_and_change_no_token(engine, off, monkeypatch):
-    read, calls = SampledStep.read, []
+    read, calls = Step.read, []
 
     def broken(step):
         calls.append(step)
@@ -111,7 +111,7 @@ def test_tokens_that_cannot_be_read_cost_drafts_and_change_no_token(engine, off,
 
     with monkeypatch.context() as patch:
         patch.setattr(engine.runner.drafter.session.switch, "policy", make_policy("never", 3, 0))
-        patch.setattr(SampledStep, "read", broken)
+        patch.setattr(Step, "read", broken)
         found = engine.generate()
     assert_same(found, off)
     assert len(calls) > 20 and found.counters["draft_errors"] > 0

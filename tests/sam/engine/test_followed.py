@@ -22,10 +22,10 @@ class Copy:
         Copy.waits += 1
 
 
-def session_of(policy="always", **speculation) -> FollowingSession:
+def session_of(policy="always", is_async=True, **speculation) -> FollowingSession:
     config = SpeculationConfig(policy=policy, **speculation)
     drafter = Drafter(max_draft_tokens=3, memory_budget_bytes=1 << 20)
-    return FollowingSession(config, drafter, {}, LONGEST)
+    return FollowingSession(config, drafter, {}, LONGEST, is_async)
 
 
 def start(session, *names, given=()) -> None:
@@ -107,3 +107,25 @@ def test_a_fault_is_counted_and_costs_drafts(fault, monkeypatch, caplog):
     start(session, "c", "d")
     after(session, {"c": [2, 3, 4, 5, 6], "d": []})
     assert after(session, {"c": [7], "d": [2]})["d"] == [3, 4, 5]
+
+
+def test_tokens_that_are_padded_say_how_many_they_are():
+    session = session_of()
+    start(session, "a", "b")
+    emits = np.array([True, False])
+    one = Step(["a", "b"], emits, 8.0, True, np.array([[2, 3, -1], [4, 5, 6]]), None, Copy())
+    session.stepped(one)
+    session.draft(one, is_known=True)
+    assert one.counts.tolist() == [2, 0]
+    assert session.texts["a"].array().tolist() == [*PROMPT, 2, 3] and session.texts["b"].array().tolist() == PROMPT
+
+
+def test_scheduled_synchronously_no_step_is_waited_for_or_late():
+    session = session_of(is_async=False)
+    start(session, "a")
+    one = step({"a": [2]})
+    one.copied = None
+    session.stepped(one)
+    session.draft(one, is_known=True)
+    assert not {"late_steps", "waited_steps"} & session.counters.keys()
+    assert session.drafter.num_tokens("a") == len(PROMPT) + 1

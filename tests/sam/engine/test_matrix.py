@@ -81,7 +81,7 @@ def test_one_rank(model, folders, stock, name):
             matrix.assert_same(matrix.run(engine, cuts := matrix.cuts(), cuts), stock, cuts, by=1e-4)
         if name == "async sam":
             matrix.run(engine, [0])  # those that have ended or were aborted are released by the next step
-            assert len(engine.runner.drafter.tracked.states) <= 1
+            assert len(engine.runner.drafter.session.texts) <= 1
 
 
 @pytest.mark.parametrize(("is_asynchronous", "paths"), [(False, 1), (True, 3)], ids=["", "async paths"])
