@@ -42,7 +42,8 @@ class SpeculationWorkerExtension(vLLMColocateWorkerExtension):
 
     def sam_share(self, address: str) -> None:
         """Let the drafter exchange text with those of other replicas, by the server that listens there."""
-        if hasattr(drafter := getattr(self.model_runner, "drafter", None), "share"):
+        drafter = getattr(self.model_runner, "drafter", None)
+        if hasattr(drafter, "share"):
             drafter.share(address)
 
     def sam_yield(self) -> None:
@@ -69,7 +70,9 @@ class SpeculationServer(vLLMHttpServer):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self._finish_reasons: dict[str, str | None] = {}  # of the requests that are in the server
-        self._in_engine, self._counted_at, self._busy_seconds = 0, 0.0, 0.0
+        self._in_engine = 0  # requests
+        self._busy_seconds = 0.0
+        self._counted_at = 0.0
         if fork_server.EXECUTABLE in os.environ:
             multiprocessing.set_executable(os.environ[fork_server.EXECUTABLE])  # that start the engine
 
@@ -84,8 +87,8 @@ class SpeculationServer(vLLMHttpServer):
         for status in await self.engine.collective_rpc("sam_attach"):
             check_installed(wanted, status)
             scheduling = "asynchronous" if status["asynchronous"] else "synchronous"
-            said = f"drafter {status['drafter']}, verification {status['verification']}, {scheduling} scheduling"
-            print(f"rollout worker: {said}", flush=True)
+            parts = f"drafter {status['drafter']}, verification {status['verification']}, {scheduling} scheduling"
+            print(f"rollout worker: {parts}", flush=True)
         if wanted.sharing != "replicas":
             await self.engine.collective_rpc("sam_yield")
 
@@ -103,8 +106,10 @@ class SpeculationServer(vLLMHttpServer):
 
     def _count_seconds(self, entering: int = 0) -> None:
         now = time.monotonic()
-        self._busy_seconds += now - self._counted_at if self._in_engine else 0.0
-        self._counted_at, self._in_engine = now, self._in_engine + entering
+        if self._in_engine:
+            self._busy_seconds += now - self._counted_at
+        self._counted_at = now
+        self._in_engine += entering
 
     async def generate(self, prompt_ids, sampling_params, request_id, **kwargs):
         """verl's, which says `completed` of a chunk that ended because it had its tokens, too: `length`
@@ -122,8 +127,10 @@ class SpeculationServer(vLLMHttpServer):
     async def take_rollout_record(self) -> tuple[bytes, float]:
         """The engine steps and busy seconds since the last call (of the first worker, whose drafts all verify)."""
         self._count_seconds()  # of a batch that never empties, too
-        seconds, self._busy_seconds = self._busy_seconds, 0.0
-        return (await self.engine.collective_rpc("sam_take_record"))[0], seconds
+        seconds = self._busy_seconds
+        self._busy_seconds = 0.0
+        records = await self.engine.collective_rpc("sam_take_record")
+        return records[0], seconds
 
     async def progress(self) -> tuple[int, int, int, int]:
         """Of the first worker, StepRecorder.progress."""
@@ -153,7 +160,8 @@ class SpeculationServer(vLLMHttpServer):
 
     async def end_engine(self) -> None:
         """End the engine's processes, when the run has finished."""
-        if (engine := getattr(self, "engine", None)) is not None:
+        engine = getattr(self, "engine", None)
+        if engine is not None:
             engine.shutdown()
 
 
@@ -202,7 +210,8 @@ def share_text(mib: int):
     """
     try:
         log = ray.remote(Log).options(num_cpus=0, max_restarts=-1).remote(mib << 20)  # one that dies starts anew, empty
-        run_id, servers = secrets.token_hex(8), [server for replica in STARTED for server in replica.servers]
+        run_id = secrets.token_hex(8)
+        servers = [server for replica in STARTED for server in replica.servers]
         ray.get([server.serve_sharing.remote(log, run_id) for server in servers], timeout=LOG_SECONDS)
         ray.get([replica.servers[0].share.remote() for replica in STARTED])
         return log

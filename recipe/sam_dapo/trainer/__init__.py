@@ -31,7 +31,8 @@ IMPORTED_ONCE = [
 ]
 # At which training workers meet: above those of `ray start` for its workers (10002 to 19999), below those that Linux
 # gives out by itself.
-FIRST_PORT, LAST_PORT = 20000, 32768
+FIRST_PORT = 20000
+LAST_PORT = 32768
 ROOM = 100  # ports that verl may try after the first
 SLOW_START = "timed out during startup"  # Ray waits 15 s for two Python processes of its own, which cannot be set
 STARTS = 4
@@ -113,9 +114,14 @@ def run_in_ray(config: DictConfig, runtime_env: dict, temporary: str) -> None:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     arguments = ray_arguments(config, temporary)
-    own = {key: value for key, value in (arguments.pop("runtime_env", None) or {}).items() if value is not None}
-    env_vars = {**runtime_env["env_vars"], **(own.get("env_vars") or {}), SESSION: f"-{Path(temporary).parent.name}"}
-    runtime_env = {**runtime_env, **own, "env_vars": env_vars}
+    users = arguments.pop("runtime_env", None) or {}
+    users = {key: value for key, value in users.items() if value is not None}
+    env_vars = {
+        **runtime_env["env_vars"],
+        **(users.get("env_vars") or {}),
+        SESSION: f"-{Path(temporary).parent.name}",
+    }
+    runtime_env = {**runtime_env, **users, "env_vars": env_vars}
     if config.trainer.device == "cpu" and not os.environ.get("RAY_ADDRESS"):
         python = fork_server.start(Path(temporary).parent, IMPORTED_ONCE, env_vars)
         env_vars[fork_server.EXECUTABLE] = str(python)
@@ -123,7 +129,8 @@ def run_in_ray(config: DictConfig, runtime_env: dict, temporary: str) -> None:
     start_ray(**arguments, runtime_env=runtime_env)
     # On this node, where run_dir is for certain; Ray would take any.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-    runner, nodes = ray.remote(TaskRunner).options(scheduling_strategy=here).remote(), living_nodes()
+    nodes = living_nodes()
+    runner = ray.remote(TaskRunner).options(scheduling_strategy=here).remote()
     run = runner.run.remote(config)
     try:
         while len(nodes) > 1 and not ray.wait([run], timeout=LOOK_SECONDS)[0]:
@@ -149,5 +156,5 @@ def check_nodes(nodes: dict[str, str], seconds: float) -> None:
         if time.monotonic() > deadline:
             return
         time.sleep(0.5)
-    addresses = ", ".join(sorted(nodes[one] for one in lost))
+    addresses = ", ".join(sorted(nodes[node] for node in lost))
     raise NodeLostError(f"node {addresses} is lost: its Ray, its network or the machine itself has failed")
