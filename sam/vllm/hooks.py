@@ -31,7 +31,9 @@ def install(runner) -> None:
 def notice_new_weights(runner, each_step: str = "_update_states") -> None:
     """Tell the drafter of new weights, or of a LoRA adapter that is loaded again: once between two steps, in each of
     which the runner calls a method of its own."""
-    told, adapters, name = threading.Event(), set(), "notice_new_weights"
+    told = threading.Event()
+    adapters = set()
+    name = "notice_new_weights"
 
     def tell(*_weights) -> None:
         if not told.is_set():
@@ -54,7 +56,8 @@ def capture_drafts_of_any_length(runner) -> None:
     """
     from vllm.config import CUDAGraphMode
 
-    compilation, name = runner.compilation_config, "capture_drafts_of_any_length"
+    compilation = runner.compilation_config
+    name = "capture_drafts_of_any_length"
     has_model = hasattr(runner.drafter, "initialize_cudagraph_keys")
     if has_model or compilation.cudagraph_mode != CUDAGraphMode.FULL_AND_PIECEWISE:
         return
@@ -81,7 +84,8 @@ def verify_by_rejection(module) -> None:
 
 def requests_of_rows(runner) -> list[str]:
     """The request that each row of the batch belongs to: further paths have rows of their own."""
-    ids, paths = runner.input_batch.req_ids, getattr(runner, "sam_paths", None)
+    ids = runner.input_batch.req_ids
+    paths = getattr(runner, "sam_paths", None)
     return ids if paths is None else [paths.owner_of(name) for name in ids]
 
 

@@ -166,7 +166,8 @@ def open_doors() -> None:
     `speculation` keep vLLM's own."""
 
     def choose(cls: type, vllm_config) -> type:
-        config, made = SpeculationConfig.from_vllm(vllm_config), (cls, vllm_config.speculative_config.method)
+        config = SpeculationConfig.from_vllm(vllm_config)
+        made = (cls, vllm_config.speculative_config.method)
         if made in MADE and config is not None and config.method in WITH_DRAFT_MODEL:
             return MADE[made][bool(vllm_config.scheduler_config.async_scheduling)]
         return cls

@@ -141,7 +141,8 @@ class SamSpeculator(Drafting, BaseSpeculator):
         engine may have been idle since that step."""
         if self._unread is None:
             return
-        step, self._unread = self._unread, None
+        step = self._unread
+        self._unread = None
         if not is_timed:
             self.last.state = None
             self.last.valid_for_steps = 0
