@@ -32,6 +32,7 @@ class Step:
     tokens: np.ndarray  # int [rows, 1 + longest draft], on the host once `copied` is over
     counts: np.ndarray  # int [rows], tokens of each row that are kept, likewise; 0 for a row still in its prompt
     copied: Any  # event of the copies of both
+    verified: np.ndarray | None = None  # int [rows], draft tokens of each; None where nobody asks
 
 
 @dataclass
@@ -146,13 +147,18 @@ class FollowingSession(Session):
         running = len(step.request_ids)
         if self.switch.holds(now, running):
             return
-        prefilling = running - int(step.emits.sum())
-        state = StepState(running, prefilling, step.context, self.max_num_tokens_other_dp_ranks)
+        state = self.state_of(step)
         names = sorted(step.request_ids)  # whose order is the runner's, by tokens of a step
         if is_comparable:
             accepted = accepted_tokens(int(step.counts.sum()), verified=running) if is_known else 0
             self.switch.observe(now, state, names, self.switch.last.drafted, accepted)
         self.switch.plan(now, state, names)
+
+    def state_of(self, step: Step) -> StepState:
+        """A step's, as the policy knows it."""
+        running = len(step.request_ids)
+        prefilling = running - int(step.emits.sum())
+        return StepState(running, prefilling, step.context, self.max_num_tokens_other_dp_ranks)
 
     def _is_due(self, now: float) -> bool:
         """Whether to read at `now` seconds although nothing is drafted."""
