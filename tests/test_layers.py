@@ -31,6 +31,7 @@ SAM = (
     ("tools.replay",),
     ("tools.simulate",),
     ("tools.profile", "tools.bench", "tools.tune"),
+    ("bench",),
 )
 WITHOUT_FLOOR = ("sam.tools", "recipe.sam_dapo.tiny", "recipe.sam_dapo.smollm2")  # their rooms have one each
 RECIPE = (
