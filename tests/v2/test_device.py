@@ -50,7 +50,7 @@ def stock(model):
 
 
 @pytest.fixture(scope="module")
-def squeezed(model):
+def squeezed(model, stock):  # after stock's engine, which takes the process's ranks with it
     with drafting(model, **SQUEEZED) as own:
         yield own
 
@@ -110,6 +110,17 @@ def test_a_step_with_drafts_waits_as_stocks_does_copies_nothing_and_has_one_laun
     assert called <= {"slice", "alias", "detach", "view"}, "which launch nothing"
 
 
+@pytest.mark.parametrize("place", ["draft", "slots_of", "choose"])
+def test_a_fault_in_drafting_costs_drafts_and_nothing_else(squeezed, stock, place, monkeypatch, caplog):
+    speculator, rows = squeezed.runner.speculator, ROWS[2:8]
+    owner = {"draft": device_walk, "slots_of": speculator.drafter, "choose": speculator.policy}[place]
+    before = squeezed.counters()["draft_errors"]
+    monkeypatch.setattr(owner, place, None)
+    matrix.assert_same(matrix.run(squeezed, rows), stock[0], rows, by=1e-4)
+    assert squeezed.counters()["draft_errors"] > before + 3
+    assert caplog.text.count("drafting failed") == (before == 0)
+
+
 def test_as_many_drafts_are_accepted_as_of_the_hosts(model):
     """Tokens of a request in a step, its own one included."""
     asked = [{"seed": row, "temperature": 0.5 * (row % 2), "max_tokens": 40} for row in range(12)]
@@ -123,17 +134,6 @@ def test_as_many_drafts_are_accepted_as_of_the_hosts(model):
     with drafting(model) as own:
         device = acceptance_length(own)
     assert host > 1.3 and abs(device / host - 1) < 0.02
-
-
-@pytest.mark.parametrize("place", ["draft", "slots_of", "choose"])
-def test_a_fault_in_drafting_costs_drafts_and_nothing_else(squeezed, stock, place, monkeypatch, caplog):
-    speculator, rows = squeezed.runner.speculator, ROWS[2:8]
-    owner = {"draft": device_walk, "slots_of": speculator.drafter, "choose": speculator.policy}[place]
-    before = squeezed.counters()["draft_errors"]
-    monkeypatch.setattr(owner, place, None)
-    matrix.assert_same(matrix.run(squeezed, rows), stock[0], rows, by=1e-4)
-    assert squeezed.counters()["draft_errors"] > before + 3
-    assert caplog.text.count("drafting failed") == (before == 0)
 
 
 def test_the_kernel_drafts_in_an_engine(model, monkeypatch):
@@ -163,6 +163,7 @@ def test_where_it_cannot_be_the_host_drafts_and_says_why(monkeypatch):
         )
 
     monkeypatch.setattr(device_speculator, "SamSpeculator", lambda *_: SimpleNamespace(on="the host"))
+    monkeypatch.setattr(device_speculator, "DEVICES", ["cuda"])
     of = functools.partial(device_speculator.make_speculator, device=torch.device("cpu"))
     on_device, on_host = SpeculationConfig(draft_on="auto"), SpeculationConfig()
     assert of(engines(), on_host).on == "the host"

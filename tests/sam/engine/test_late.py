@@ -26,7 +26,7 @@ class Copy:
 
 def session_of(**speculation) -> LateSession:
     drafter = Drafter(max_draft_tokens=3, memory_budget_bytes=1 << 20)
-    return LateSession(SpeculationConfig(**{"policy": "always"} | speculation), drafter, {}, LONGEST)
+    return LateSession(SpeculationConfig(**{"policy": "always"} | speculation), drafter, {}, LONGEST, True)
 
 
 def begin(session, tokens, verified=None):
