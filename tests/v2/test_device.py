@@ -157,24 +157,27 @@ def test_the_kernel_drafts_in_an_engine(model, monkeypatch):
 
 
 def test_where_it_cannot_be_the_host_drafts_and_says_why(monkeypatch):
-    def engines(asynchronous=True, ranks=1):
-        return SimpleNamespace(
-            scheduler_config=SimpleNamespace(async_scheduling=asynchronous),
-            parallel_config=SimpleNamespace(world_size=ranks),
-        )
+    def engines(asynchronous=True):
+        return SimpleNamespace(scheduler_config=SimpleNamespace(async_scheduling=asynchronous))
 
+    def no_memory(*_):
+        raise RuntimeError("CUDA error: out of memory\nCompile with ...")
+
+    first = SimpleNamespace(is_first_rank=True, broadcast_object=lambda reason: reason)
+    other = SimpleNamespace(is_first_rank=False, broadcast_object=lambda _: "of the first rank")
     monkeypatch.setattr(device_speculator, "SamSpeculator", lambda *_: SimpleNamespace(on="the host"))
+    monkeypatch.setattr(device_speculator, "DeviceSpeculator", lambda *_: SimpleNamespace(on="the device"))
+    monkeypatch.setattr(device_speculator, "get_tp_group", lambda: first)
     monkeypatch.setattr(device_speculator, "DEVICES", ["cuda"])
     of = functools.partial(device_speculator.make_speculator, device=torch.device("cpu"))
     on_device, on_host = SpeculationConfig(draft_on="auto"), SpeculationConfig()
     assert of(engines(), on_host).on == "the host"
     assert of(engines(), on_device).on == "the host (no CUDA device)"
     monkeypatch.setattr(device_speculator, "DEVICES", ["cpu"])
+    assert of(engines(), on_device).on == "the device"
     assert of(engines(asynchronous=False), on_device).on == "the host (scheduled synchronously)"
-    assert of(engines(ranks=2), on_device).on == "the host (several ranks)"
-
-    def no_memory(*_):
-        raise RuntimeError("CUDA error: out of memory\nCompile with ...")
-
+    monkeypatch.setattr(device_speculator, "get_tp_group", lambda: other)
+    assert of(engines(), on_device).on == "the host (of the first rank)"
+    monkeypatch.setattr(device_speculator, "get_tp_group", lambda: first)
     monkeypatch.setattr(device_speculator, "DeviceSpeculator", no_memory)
     assert of(engines(), on_device).on == "the host (CUDA error: out of memory)"

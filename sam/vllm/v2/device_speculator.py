@@ -13,6 +13,7 @@ import itertools
 
 import numpy as np
 import torch
+from vllm.distributed.parallel_state import get_tp_group
 from vllm.platforms import current_platform
 from vllm.utils.platform_utils import is_uva_available
 from vllm.utils.torch_utils import get_accelerator_view_from_cpu_tensor
@@ -34,11 +35,18 @@ def make_speculator(vllm_config, config: SpeculationConfig, device: torch.device
     """The speculator of an engine; with draft_on=auto that of the device where it can be."""
     if config.draft_on == "host":
         return SamSpeculator(vllm_config, device)
-    try:
-        if (reason := why_not(vllm_config)) is None:
-            return DeviceSpeculator(vllm_config, device)
-    except RuntimeError as error:  # CUDA's, of memory that cannot be pinned
-        reason = str(error).partition("\n")[0]
+    reason = why_not(vllm_config)
+    if reason is None:
+        ranks = get_tp_group()
+        try:
+            speculator = DeviceSpeculator(vllm_config, device)
+        except RuntimeError as error:  # CUDA's, of memory that cannot be pinned
+            if not ranks.is_first_rank:
+                raise
+            reason = str(error).partition("\n")[0]
+        reason = ranks.broadcast_object(reason)  # only the first pins memory; all of them do as it does
+    if reason is None:
+        return speculator
     speculator = SamSpeculator(vllm_config, device)
     speculator.on = f"the host ({reason})"
     return speculator
@@ -50,42 +58,52 @@ def why_not(vllm_config) -> str | None:
         "no CUDA device": current_platform.device_type not in DEVICES,
         "no memory that a device reads": not is_uva_available(),
         "scheduled synchronously": not vllm_config.scheduler_config.async_scheduling,
-        "several ranks": vllm_config.parallel_config.world_size > 1,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 class DeviceSpeculator(SamSpeculator):
-    """Drafts on the device, for the requests of a step as its tokens are drawn."""
+    """Drafts on the device, for the requests of a step as its tokens are drawn.
+
+    Of several tensor-parallel ranks the first drafts, and gives the others its drafts from device to device.
+    """
 
     on = "the device"
     session_class = LateSession
 
     def __init__(self, vllm_config, device: torch.device):
         super().__init__(vllm_config, device)
-        automaton = device_walk.automaton_of(self.drafter)
-        read = {name: read_by_device(getattr(automaton, name), device) for name in ("nodes", "buckets", "rows")}
         most = len(self._nothing)
-        stages = [Stage(automaton._replace(**read), most) for _ in range(STAGES)]
-        self._stages = itertools.cycle(stages)
         self._rows = torch.arange(most, dtype=torch.int32, device=device)
+        self._batch_rows = self._rows[:0]  # the runner's, of the last step
         self._vocabulary = vllm_config.model_config.get_vocab_size()
+        if self._ranks.is_first_rank:
+            automaton = device_walk.automaton_of(self.drafter)
+            read = {name: read_by_device(getattr(automaton, name), device) for name in ("nodes", "buckets", "rows")}
+            stages = [Stage(automaton._replace(**read), most) for _ in range(STAGES)]
+            self._stages = itertools.cycle(stages)
 
     def bind(self, runner) -> None:
         """Take part in the steps of a model runner; compiles the kernel."""
         super().bind(runner)
-        with self.session.harmless():
-            self._launch([], self._rows[:1])
+        if self._ranks.is_first_rank:
+            with self.session.harmless():
+                self._launch([], self._rows[:1])
 
     def _drafts_follow(self, batch) -> bool:
-        self._draft(self._step_of(batch), is_known=False)
+        self._batch_rows = batch.idx_mapping
+        if self._ranks.is_first_rank:
+            self._draft(self._step_of(batch), is_known=False)
         return bool(self._drafts)
 
     def _end_step(self, batch, output) -> None:
         self.session.stepped(self._step_of(batch, output))
 
     def _send(self) -> None:
-        """The drafts are there."""
+        """On one rank the drafts are there; others are given them, for all requests of the step that was to draft."""
+        if self._ranks.world_size > 1:
+            drafts = self._runner.req_states.draft_tokens
+            drafts[self._batch_rows] = self._ranks.broadcast(drafts[self._batch_rows])
 
     def propose(self, input_batch, *_, dummy_run: bool = False, **__) -> torch.Tensor:
         """int64 [requests, k] on the device, those of the next step; fill-ups where a draft ends earlier."""

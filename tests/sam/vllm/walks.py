@@ -1,6 +1,6 @@
 """The device's drafts beside the host's on recordings, its kernel in Triton's interpreter.
 
-`python -m tests.sam.vllm.walks RECORDING... [--most 1000]` says how many drafts were compared and how many differ.
+`python -m tests.sam.vllm.walks RECORDING... [--tokens 20000]` says how many drafts were compared and how many differ.
 """
 
 import argparse
@@ -91,20 +91,20 @@ def draft_by_host(automaton, requests, k, vocabulary):
 
 
 class Enough(Exception):
-    """So many drafts are compared."""
+    """So many tokens are replayed."""
 
 
 class Beside(LateDrafter):
     """Drafts as LateDrafter, whose lateness `late_of` gives anew in each step, and compares a share of the steps with
-    the kernel's drafts, until `most` are compared.
+    the kernel's drafts, until `first` tokens are appended.
 
     Attributes:
-        counts: drafts, tokens of drafts, tokens walked, drafts with a recovery context, drafts that differ.
+        counts: tokens appended, drafts, tokens of drafts, tokens walked, drafts with a recovery context or that differ.
     """
 
-    def __init__(self, drafter: Drafter, kernel, late_of: Callable[[], int], share: float, most: int):
+    def __init__(self, drafter: Drafter, kernel, late_of: Callable[[], int], share: float, first: int):
         super().__init__(drafter, 0)
-        self.kernel, self.late_of, self.share, self.most = kernel, late_of, share, most
+        self.kernel, self.late_of, self.share, self.first = kernel, late_of, share, first
         self.counts = Counter()
         self.texts: dict[str, list[int]] = {}
         self.rng = np.random.default_rng(0)
@@ -116,11 +116,12 @@ class Beside(LateDrafter):
     def append(self, request_ids, token_ids, offsets):
         for row, name in enumerate(request_ids):
             self.texts[name] += token_ids[offsets[row] : offsets[row + 1]].tolist()
+        self.counts["appended"] += len(token_ids)
         self.late = self.late_of()
         super().append(request_ids, token_ids, offsets)
 
     def draft(self, request_ids, budgets):
-        if self.counts["drafts"] >= self.most:
+        if self.counts["appended"] >= self.first:
             raise Enough
         drafts = super().draft(request_ids, budgets)
         if self.rng.random() < self.share:
@@ -160,12 +161,12 @@ def requests_of(drafter, texts, names, rng) -> device_walk.Requests:
     return device_walk.Requests(*map(torch.from_numpy, (slots, rows, tokens, lengths)))
 
 
-def compare(recording: Recording, late_of: Callable[[], int], share: float, most=1 << 30, memory_bytes=8 << 20):
+def compare(recording: Recording, late_of: Callable[[], int], share: float, first=1 << 30, memory_bytes=8 << 20):
     """Compare on a recording; a small memory, since the interpreter copies every array. Returns Beside's counts, and
     those of the drafter."""
     drafter = Drafter(max_draft_tokens=K, memory_budget_bytes=memory_bytes)
     with interpreted() as kernel:
-        beside = Beside(drafter, kernel, late_of, share, most)
+        beside = Beside(drafter, kernel, late_of, share, first)
         with contextlib.suppress(Enough):
             replay(recording, lambda: beside, K, in_step=True)
     return beside.counts + Counter(drafter.counters)
@@ -175,11 +176,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("recordings", nargs="+", type=Path)
     parser.add_argument("--share", type=float, default=0.05, help="of the steps that are compared")
-    parser.add_argument("--most", type=int, default=1000, help="drafts of a recording and lateness")
+    parser.add_argument("--tokens", type=int, default=20_000, help="of a recording, in each lateness")
     options = parser.parse_args()
     for path in options.recordings:
         for late in range(4):
-            found = compare(read_recording(path), lambda: late, options.share, options.most)  # noqa: B023
+            found = compare(read_recording(path), lambda: late, options.share, options.tokens)  # noqa: B023
             print(path.name, "late", late, dict(found), flush=True)
 
 
