@@ -22,6 +22,7 @@ CHOICES = {
     "verification": ("exact", "rejection"),
     "batch_invariant": ("auto", "off"),
     "async_scheduling": ("auto", "off"),
+    "draft_on": ("auto", "host"),
     "sharing": ("auto", "replicas", "none"),
     "draft_sample_method": ("greedy", "probabilistic"),
 }
@@ -74,6 +75,7 @@ class SpeculationConfig:
     verification: str = "exact"
     batch_invariant: str = "auto"
     async_scheduling: str = "auto"
+    draft_on: str = "host"
 
     def __post_init__(self) -> None:
         for key, allowed in CHOICES.items():

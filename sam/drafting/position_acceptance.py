@@ -45,19 +45,20 @@ class PositionAcceptance:
     def compare(self, request_id: str, text) -> int:
         """Compare a request's last draft with its text; the number of its tokens that are in it."""
         length, tokens = self.waiting.pop(request_id)
-        followed = text[length : length + len(tokens)]
-        own = self._own.setdefault(request_id, np.zeros_like(self._all))
         right = 0
-        for token, sampled in zip(tokens, followed, strict=False):
-            for counts in (self._all, own):
-                counts[0, right] += 1
-                counts[1, right] += token == sampled
-                if counts[0, right] >= FORGET:
-                    counts[:, right] *= 0.5
-            if token != sampled:
-                break
+        followed = text[length : length + len(tokens)]
+        while right < len(followed) and tokens[right] == followed[right]:
             right += 1
+        self.add(request_id, len(followed), right)
         return right
+
+    def add(self, request_id: str, verified: int, right: int) -> None:
+        """Count a draft of which the first `right` of `verified` tokens were accepted."""
+        own = self._own.setdefault(request_id, np.zeros_like(self._all))
+        for counts in (self._all, own):
+            counts[0, : min(verified, right + 1)] += 1
+            counts[1, :right] += 1
+            counts[:, counts[0] >= FORGET] *= 0.5
 
     def keep_only(self, request_ids) -> None:
         """Forget all other requests."""

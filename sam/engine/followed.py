@@ -34,6 +34,7 @@ class Step:
     # those that are no padding, which is negative.
     counts: np.ndarray | None
     copied: Any  # event of the copies of both; None: they are on the host
+    verified: np.ndarray | None = None  # int [rows], draft tokens of each; None where nobody asks
 
     def read(self) -> None:
         """Wait for its tokens."""
@@ -191,8 +192,7 @@ class FollowingSession(Session):
         running = len(step.request_ids)
         if self.switch.holds(now, running):
             return
-        prefilling = running - int(step.emits.sum())
-        state = StepState(running, prefilling, step.context, self.max_num_tokens_other_dp_ranks)
+        state = self.state_of(step)
         names = sorted(step.request_ids)  # whose order is the runner's, by tokens of a step
         last = self.switch.last
         if self.trained:  # the time of its passes is their own, not the step's
@@ -203,6 +203,12 @@ class FollowingSession(Session):
             accepted = accepted_tokens(int(step.counts.sum()), verified=running) if is_known else 0
             self.switch.observe(now, state, names, last.drafted, accepted)
         self.switch.plan(now, state, names)
+
+    def state_of(self, step: Step) -> StepState:
+        """A step's, as the policy knows it."""
+        running = len(step.request_ids)
+        prefilling = running - int(step.emits.sum())
+        return StepState(running, prefilling, step.context, self.max_num_tokens_other_dp_ranks)
 
     def _is_due(self, now: float) -> bool:
         """Whether to read at `now` seconds although nothing is drafted."""

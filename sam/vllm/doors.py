@@ -13,7 +13,8 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
-TESTED = ("0.23", "0.24", "0.26")  # versions that have passed `bash scripts/test.sh --versions`: docs/compatibility.md
+# Versions that have passed `bash scripts/test.sh --versions`: docs/compatibility.md.
+TESTED = tuple(f"0.{minor}" for minor in range(23, 33))
 RUNNER = "v1/worker/gpu_model_runner.py GPUModelRunner"
 SECOND = "v1/worker/gpu/model_runner.py"
 BATCH = "v1/worker/gpu_input_batch.py InputBatch"
@@ -130,11 +131,18 @@ DOORS = {
         "v1/worker/gpu/async_utils.py AsyncOutput.model_runner_output",
         "v1/worker/gpu/async_utils.py AsyncOutput.num_sampled_tokens_np",
         "v1/worker/gpu/async_utils.py AsyncOutput.sampled_token_ids",
+        "v1/worker/gpu/states.py RequestState.all_token_ids",
         "v1/worker/gpu/states.py RequestState.draft_tokens",
         "v1/worker/gpu/states.py RequestState.req_id_to_index",
+        "v1/worker/gpu/states.py RequestState.total_len",
         "v1/worker/gpu/spec_decode/__init__.py init_speculator(vllm_config, device)",
+        "v1/worker/gpu/buffer_utils.py UvaBuffer(size, dtype)",
+        "utils/platform_utils.py is_uva_available",
+        "utils/torch_utils.py get_accelerator_view_from_cpu_tensor(cpu_tensor)",
+        "v1/worker/gpu/input_batch.py InputBatch.idx_mapping",
         "v1/worker/gpu/input_batch.py InputBatch.num_computed_tokens_np",
         "v1/worker/gpu/input_batch.py InputBatch.num_draft_tokens",
+        "v1/worker/gpu/input_batch.py InputBatch.num_draft_tokens_per_req",
         "v1/worker/gpu/input_batch.py InputBatch.prefill_len_np",
         "v1/worker/gpu/input_batch.py get_num_sampled_and_rejected(num_sampled, seq_lens, cu_num_logits, idx_mapping, "
         "prefill_len)",

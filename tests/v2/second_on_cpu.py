@@ -13,6 +13,10 @@ ON_IMPORT = """
 from tests.v2 import second_on_cpu
 second_on_cpu.install_on_import()
 """
+DRAFTING_ON_IMPORT = """
+from tests.v2 import second_on_cpu
+second_on_cpu.install_on_import(second_on_cpu.draft_there)
+"""
 
 
 def install() -> None:
@@ -23,9 +27,10 @@ def install() -> None:
     _keep_scheduling()
 
 
-def install_on_import() -> None:
+def install_on_import(*further) -> None:
     """In this process, if it comes to import vLLM; scheduled as the platform has it."""
-    before = {"vllm": (_name_a_backend, _mend_interpreter), "vllm.v1.worker.gpu.model_runner": (_before_the_runner,)}
+    runner = (_before_the_runner, *further)
+    before = {"vllm": (_name_a_backend, _mend_interpreter), "vllm.v1.worker.gpu.model_runner": runner}
 
     class Finder:
         @staticmethod
@@ -34,6 +39,19 @@ def install_on_import() -> None:
                 prepare()
 
     sys.meta_path.insert(0, Finder)
+
+
+def draft_there() -> None:
+    """The CPU is a device that drafts; by the host's kernels, whose drafts are the same."""
+    import torch
+
+    from sam.vllm.v2 import device_speculator, device_walk
+    from tests.sam.engine.async_cpu import Event
+    from tests.sam.vllm.walks import draft_by_host
+
+    device_speculator.DEVICES = ["cpu"]
+    device_walk.draft = draft_by_host
+    torch.cuda.Event = Event
 
 
 def _name_a_backend() -> None:

@@ -5,54 +5,22 @@ from collections import Counter
 
 import numpy as np
 import pytest
-import torch
 from scipy import stats
 
 from sam.config import SpeculationConfig
 from sam.vllm.plugin import check_installed, installed
 from sam.vllm.step_recorder import StepRecorder
-from sam.vllm.v2 import speculator
 from tests.sam.engine import matrix
-from tests.sam.engine.async_cpu import Event
 from tests.sam.engine.faults import FAULTS, mend
 from tests.sam.engine.tiny_engine import PROMPTS
 from tests.sam.sharing.channel import Channel
 from tests.v2 import zero
-from tests.v2.engines import ROWS, engine
+from tests.v2.engines import ROWS, SQUEEZED, engine, watch
 
 pytestmark = pytest.mark.engine
 
-# So few blocks that requests are preempted, so small steps that prompts come in pieces beside drafts.
-SQUEEZED = {
-    "block_size": 32, "num_gpu_blocks_override": 14, "max_num_batched_tokens": 48,
-    "logprobs_mode": "processed_logprobs",
-}  # fmt: skip
 THRESHOLD = 4
 ALLOWED = list(range(10, 90, 10))
-
-
-def watch(patch, own) -> list[tuple[int, int]]:
-    """Of each step from now on: waits of the host, copies of drafts to the device."""
-    steps, copies, core = [], [], own.llm.llm_engine
-    copy, step = speculator.async_tensor_h2d, core.step
-
-    def counted_copy(*arguments, **keywords):
-        copies.append(arguments)
-        return copy(*arguments, **keywords)
-
-    def counts() -> np.ndarray:
-        return np.array([Event.waits, len(copies)])
-
-    def counted_step():
-        before = counts()
-        outputs = step()
-        steps.append(tuple((counts() - before).tolist()))
-        return outputs
-
-    patch.setattr(torch.cuda, "Event", Event)
-    patch.setattr(speculator, "async_tensor_h2d", counted_copy)
-    patch.setattr(core, "step", counted_step)
-    return steps
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Drafts made on a GPU from an automaton that the host extends a step or more late. No engine uses it yet.
+"""Drafts made on a GPU from an automaton that the host extends a step or more late.
 
 A Triton program a request walks from where the host's text ends over the tokens that the host has not appended, and
 drafts behind them: sam.drafting.late, on the drafter's own arrays. It writes nothing but drafts. Should the host write

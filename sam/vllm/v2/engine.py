@@ -91,9 +91,9 @@ def _init_speculator(original, vllm_config, *arguments):
     config = SpeculationConfig.from_vllm(vllm_config)
     if config is None or config.method == "off":
         return original(vllm_config, *arguments)
-    from sam.vllm.v2.speculator import SamSpeculator
+    from sam.vllm.v2.device_speculator import make_speculator
 
-    return SamSpeculator(vllm_config, arguments[0])
+    return make_speculator(vllm_config, config, arguments[0])
 
 
 def _load_and_install(runner, config: SpeculationConfig, load_model, *arguments, **keywords) -> None:
@@ -121,7 +121,9 @@ def say_what_drafts(runner, config: SpeculationConfig) -> None:
     """In vLLM's log: it shows what its own loggers are told, and theirs below."""
     from vllm.logger import init_logger
 
-    drafter = type(getattr(runner, "drafter", None)).__name__
-    init_logger("vllm.sam").info(
-        "speculation: drafter %s, policy %s, verification %s", drafter, config.policy, config.verification
-    )
+    drafter = getattr(runner, "drafter", None)
+    said = [f"drafter {type(drafter).__name__}", f"policy {config.policy}", f"verification {config.verification}"]
+    if config.method == "sam":
+        elsewhere = "the host" if config.draft_on == "host" else "the host (vLLM's first model runner)"
+        said.append(f"drafts on {getattr(drafter, 'on', elsewhere)}")
+    init_logger("vllm.sam").info("speculation: %s", ", ".join(said))

@@ -41,6 +41,8 @@ class SamSpeculator(Drafting, BaseSpeculator):
         verifying: drafts of the step under way, by request.
     """
 
+    on = "the host"  # where drafts are made
+    session_class = FollowingSession
     supports_mm_inputs = False
     draft_logits = None  # a draft token is certain: vLLM's own rejection sampler takes it with its target probability
 
@@ -53,7 +55,7 @@ class SamSpeculator(Drafting, BaseSpeculator):
         costs = {"step_cost": warmup_cost.table_of(config), "graph_sizes": warmup_cost.graph_sizes(vllm_config)}
         longest = vllm_config.model_config.max_model_len
         drafter = make_drafter(config, self.num_speculative_tokens)
-        self.session = FollowingSession(config, drafter, costs, longest, self._is_async)
+        self.session = self.session_class(config, drafter, costs, longest, self._is_async)
         if self._ranks.is_first_rank:
             self.session.begin(vllm_config.model_config)
         self.session.warm_up()
@@ -98,8 +100,10 @@ class SamSpeculator(Drafting, BaseSpeculator):
         state = runner.execute_model_state
         if state is None:
             return sample(*arguments, **keywords)
+        batch = state.input_batch
+        is_needed = self._drafts_follow(batch) or batch.num_draft_tokens > 0
         usual = {"speculator": self, "num_speculative_steps": self.num_speculative_tokens}
-        now = {"speculator": self if state.input_batch.num_draft_tokens else None, "num_speculative_steps": 0}
+        now = {"speculator": self if is_needed else None, "num_speculative_steps": 0}
         try:
             for name, value in now.items():
                 patches.put(runner, name, "draft_on_host", value)
@@ -109,29 +113,39 @@ class SamSpeculator(Drafting, BaseSpeculator):
                 patches.put(runner, name, "draft_on_host", value)
         if self._ranks.is_first_rank:
             with self.session.harmless():
-                self._end_step(state.input_batch, output)
+                self._end_step(batch, output)
+                hooks.ask_for_room(output.model_runner_output, self)
         return output
 
-    def _end_step(self, batch, output) -> None:
-        """Note what a step brings: the copy of its tokens to the host has begun."""
+    def _drafts_follow(self, batch) -> bool:
+        """Whether drafts for the next step are made as this one ends: its tokens come to the host first."""
+        return False
+
+    @staticmethod
+    def _step_of(batch, output=None) -> Step:
+        """A step as the session knows it; before there is an `output` its tokens are not on their way."""
         rows = batch.num_reqs
         ends = batch.num_computed_tokens_np[:rows] + batch.num_scheduled_tokens[:rows]
-        step = Step(
+        return Step(
             request_ids=batch.req_ids,
             emits=ends >= batch.prefill_len_np[:rows],
             context=float(ends.mean()),
             had_drafts=batch.num_draft_tokens > 0,
-            tokens=output.sampled_token_ids,
-            counts=output.num_sampled_tokens_np,
-            copied=output.copy_event,
+            tokens=output and output.sampled_token_ids,
+            counts=output and output.num_sampled_tokens_np,
+            copied=output and output.copy_event,
+            verified=batch.num_draft_tokens_per_req,
         )
+
+    def _end_step(self, batch, output) -> None:
+        """Note what a step brings: the copy of its tokens to the host has begun."""
+        step = self._step_of(batch, output)
         self.session.stepped(step)
         self._drafts = {}
         if step.had_drafts or self.wants_drafts or not self._is_async:
             self._unread = step
         else:
             self._draft(step, is_known=False)
-        hooks.ask_for_room(output.model_runner_output, self)
 
     def _draft(self, step: Step, is_known: bool) -> None:
         self._drafts = self.session.draft(step, is_known)
@@ -139,13 +153,13 @@ class SamSpeculator(Drafting, BaseSpeculator):
     def read_awaited(self, is_timed: bool = True) -> None:
         """Draft after the last step, if it is one that is waited for; may be called again. Not `is_timed` where the
         engine may have been idle since that step."""
+        if not is_timed:
+            self.last.state = None
+            self.last.valid_for_steps = 0
         if self._unread is None:
             return
         step = self._unread
         self._unread = None
-        if not is_timed:
-            self.last.state = None
-            self.last.valid_for_steps = 0
         self._draft(step, is_known=True)
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
