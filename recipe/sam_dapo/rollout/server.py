@@ -13,7 +13,7 @@ import torch
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
-from recipe.sam_dapo.launch import fork_server
+from recipe.sam_dapo.launch import fork_server, speculation
 from sam.config import SpeculationConfig
 from sam.engine.hints import RequestHints
 from sam.patching import wrap
@@ -170,8 +170,7 @@ class SpeculationReplica(vLLMReplica):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        engine = self.config.get("engine_kwargs", {}).get("vllm") or {}
-        if "speculation" in (engine.get("additional_config") or {}):  # else a reward model's, or a teacher's
+        if speculation.reaches_engine(self.config):
             self.server_class = ray.remote(SpeculationServer)
             STARTED.append(self)
 

@@ -45,7 +45,7 @@ MOST_STEPS = 64  # without drafts that are played at once: costs are all but lin
 
 @dataclass(frozen=True)
 class Choice:
-    """The settings to choose for a rollout: policy, draft tokens and threshold as in configs/speculation/knobs.yaml.
+    """What to choose for a rollout: policy, draft tokens and threshold as in sam/configs/speculation/knobs.yaml.
 
     Attributes:
         scope: one of SCOPES, whose text a drafter sees: the request's, also that of its prompt's other samples on the
