@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 # Lowest first. A room is a folder, or a file that lies beside the folders.
 SAM = (
     ("patching",),
-    ("jit", "reading"),
+    ("guard", "jit", "reading"),
     ("trained_drafter",),
     ("config", "configs", "command", "log"),
     ("command_line", "verl_door"),
@@ -154,6 +154,10 @@ def test_nothing_is_larger_than_a_reader_should_meet():
 
 def test_a_line_says_one_thing():
     assert not density.dense_places()
+
+
+def test_what_is_caught_is_named_or_has_its_reason_beside_it():
+    assert not density.broad_catches()
 
 
 def test_what_is_replaced_stands_in_one_registry():

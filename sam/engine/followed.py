@@ -223,7 +223,7 @@ class FollowingSession(Session):
                 if count and name in self.texts:
                     self.texts[name].output_token_ids += tokens[:count]
                     self._behind[name] = None
-        except Exception:
+        except Exception:  # whatever it is, it ends in the session's guard
             self._lose(step.request_ids)
             raise
 
@@ -239,7 +239,7 @@ class FollowingSession(Session):
             offsets = np.cumsum([0, *map(len, new)])
             if offsets[-1]:
                 self.drafter.append(names, np.concatenate(new).astype(np.int32), offsets)
-        except Exception:
+        except Exception:  # as above
             self._lose(names)
             raise
 

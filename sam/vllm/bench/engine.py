@@ -167,7 +167,7 @@ def main(arguments: list[str] | None = None) -> int:
             pipe.send_bytes(json.dumps(reply).encode())
     except (KeyboardInterrupt, EOFError, ConnectionError):
         return 0
-    except Exception as error:
+    except Exception as error:  # of any kind: the benchmark says it in a line, the log in full
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends by itself, and its log says of what
         line = " ".join(str(error).split()) or type(error).__name__
         with contextlib.suppress(OSError):

@@ -18,6 +18,7 @@ import torch
 from sam import verify
 from sam.drafting.drafter import Drafter
 from sam.drafting.further_paths import further_paths
+from sam.guard import guard
 from sam.switch.policy import Policy, StepState
 from sam.verify.exact import sent
 from sam.vllm import patches, ranks
@@ -140,15 +141,11 @@ class PathRows:
             return
         if self._group:  # the first rank's
             planned = self._group.broadcast_object(planned)
-        try:
+        new = []
+        with guard(logger, self.counters, "path_errors", "no further paths in a step"):
             rows = dict(self._fitting(scheduled, planned))
             new = [self._as_request(name, row) for name, row in rows.items()]
-        except Exception:
-            if not self.counters["path_errors"]:
-                logger.exception("no further paths in a step (logged once, then counted)")
-            self.counters["path_errors"] += 1
-            return
-        if rows:
+        if new:
             self._add(scheduled, rows, new)
 
     def _count_wins(self) -> None:

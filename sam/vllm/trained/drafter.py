@@ -17,6 +17,7 @@ import torch
 
 from sam.drafting.position_acceptance import PositionAcceptance
 from sam.drafting.texts import Drafts
+from sam.guard import guard
 from sam.switch.policies import MIN_GAIN_OFF, choose_lengths
 from sam.switch.policy import StepState
 from sam.verify.exact import sent
@@ -247,13 +248,10 @@ class TrainedDrafter:
     @contextlib.contextmanager
     def harmless(self) -> Iterator[None]:
         """Count errors within: the rollout goes on without the draft model's tokens."""
-        try:
+        with guard(logger, self.counters, "draft_model_errors", "the draft model failed; drafts go on without it"):
             yield
-        except Exception:
-            self.counters["draft_model_errors"] += 1
-            self._errors_in_a_row += 1
-            if self.counters["draft_model_errors"] == 1:
-                logger.exception("the draft model failed; drafts go on without it (logged once, then counted)")
+            return
+        self._errors_in_a_row += 1
 
     def arrive(self) -> float:
         """Learn drafts that were on their way; the milliseconds of drafting within the step that has just ended."""
