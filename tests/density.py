@@ -41,6 +41,25 @@ def _is_truth(node: ast.AST) -> bool:
     return is_negation or is_bool or isinstance(node, ast.Compare | ast.BoolOp)
 
 
+VAGUE = {"found", "its", "of", "one"}  # names that say nothing of what they stand for
+
+
+def vague_names() -> list[str]:
+    """Say where sam/ and recipe/ have a variable, an argument or an attribute with one of these names."""
+    places = []
+    for path in _sources():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.arg):
+                name = node.arg
+            elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+                name = node.id if isinstance(node, ast.Name) else node.attr
+            else:
+                continue
+            if name in VAGUE:
+                places.append(f"{path.relative_to(ROOT)}:{node.lineno}: {name}")
+    return places
+
+
 def broad_catches() -> list[str]:
     """Say where sam/ and recipe/ catch or suppress whatever there is without a comment beside it."""
     places = []

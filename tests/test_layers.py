@@ -156,6 +156,10 @@ def test_a_line_says_one_thing():
     assert not density.dense_places()
 
 
+def test_a_name_says_what_is_meant():
+    assert not density.vague_names()
+
+
 def test_what_is_caught_is_named_or_has_its_reason_beside_it():
     assert not density.broad_catches()
 

@@ -123,7 +123,7 @@ class FollowingSession(Session):
             except_steps: last steps that are left for the next call.
         """
         self.deliver(time.perf_counter())
-        steps = sum(isinstance(one, Step) for one in self._unread)
+        steps = sum(isinstance(event, Step) for event in self._unread)
         while self._unread and not (isinstance(self._unread[0], Step) and steps <= except_steps):
             match self._unread.popleft():  # whatever fails in the drafter fails once
                 case Step() as step:
@@ -206,7 +206,7 @@ class FollowingSession(Session):
 
     def _is_due(self, now: float) -> bool:
         """Whether to read at `now` seconds although nothing is drafted."""
-        return now >= self.shares_at or sum(isinstance(one, Step) for one in self._unread) >= MAX_STEPS_BEHIND
+        return now >= self.shares_at or sum(isinstance(event, Step) for event in self._unread) >= MAX_STEPS_BEHIND
 
     def _follow(self, name: str, text: Text) -> None:
         if name not in self.texts:

@@ -157,16 +157,16 @@ class ComingDrafts:
         row_of = {name: row for row, name in enumerate(self.batch.ids)}
         count = self.plan.count
         to = []
-        of = []
+        places = []
         for name, end in zip(request_ids, ends.tolist(), strict=True):
             if name in row_of and name in drafts:
                 begin = end - len(drafts[name])
                 length = min(len(drafts[name]), count)
                 to += range(begin, begin + length)
-                of += range(row_of[name] * count, row_of[name] * count + length)
+                places += range(row_of[name] * count, row_of[name] * count + length)
         if to:
-            to, of = sent(torch.tensor([to, of]), input_ids.device)
-            input_ids[to] = self._inputs.flatten()[of]
+            to, places = sent(torch.tensor([to, places]), input_ids.device)
+            input_ids[to] = self._inputs.flatten()[places]
 
 
 def recorded_event():
@@ -287,15 +287,15 @@ class TrainedDrafter:
         with self.harmless():
             tokens = metadata.draft_token_ids.to(torch.int64)
             begin = 0
-            found = torch.zeros((len(tokens), self._vocabulary()), dtype=torch.float32, device=tokens.device)
-            found.scatter_(1, tokens.clamp(0, found.shape[1] - 1)[:, None], 1.0)
+            probabilities = torch.zeros((len(tokens), self._vocabulary()), dtype=torch.float32, device=tokens.device)
+            probabilities.scatter_(1, tokens.clamp(0, probabilities.shape[1] - 1)[:, None], 1.0)
             for name, count in zip(self.passes.runner.input_batch.req_ids, metadata.num_draft_tokens, strict=False):
                 if name in drawn:
-                    own = drawn[name][:count, : found.shape[1]]
-                    found[begin : begin + count] = 0.0
-                    found[begin : begin + count, : own.shape[1]] = own
+                    own = drawn[name][:count, : probabilities.shape[1]]
+                    probabilities[begin : begin + count] = 0.0
+                    probabilities[begin : begin + count, : own.shape[1]] = own
                 begin += count
-            return found
+            return probabilities
         return None
 
     def _learn(self, batch: Batch) -> None:
