@@ -110,10 +110,11 @@ class AsyncDrafting(Adapter):
                 self._runner.requests[name].output_token_ids[-1:] = tokens
         batch = self._runner.input_batch
         starts = batch.num_tokens_no_spec[: len(tokens_of)] - (step.counts > 0)
-        row, offset = np.nonzero(np.arange(step.tokens.shape[1]) < step.counts[:, None])
-        to = (row, starts[row] + offset)
-        batch.token_ids_cpu[to] = step.tokens[row, offset]
-        batch.is_token_ids[to] = True
+        is_kept = np.arange(step.tokens.shape[1]) < step.counts[:, None]  # bool [rows, 1 + longest draft]
+        row, offset = np.nonzero(is_kept)
+        place = starts[row] + offset
+        batch.token_ids_cpu[row, place] = step.tokens[row, offset]
+        batch.is_token_ids[row, place] = True
         batch.num_tokens_no_spec[: len(tokens_of)] = starts + step.counts
         batch.prev_sampled_token_ids = None
         return tokens_of
