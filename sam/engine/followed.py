@@ -15,7 +15,7 @@ from sam.drafting.drafter import Drafter
 from sam.engine.hints import is_continued, response_of, response_start
 from sam.engine.session import MAX_STEPS_BEHIND, Session
 from sam.record.engine_steps import accepted_tokens
-from sam.switch.policy import StepState
+from sam.switch.step_cost import StepState
 
 STEPS_UNDER_WAY = 3  # whose copies may not have ended; vLLM schedules two at once
 COUNTERS = ("late_steps", "waited_steps")
@@ -81,7 +81,7 @@ class FollowingSession(Session):
         is_async: whether steps are scheduled before the tokens of the one before are known; COUNTERS are counted then.
 
     Attributes:
-        max_num_tokens_other_dp_ranks: of the last step, as of sam.switch.policy.StepState.
+        max_num_tokens_other_dp_ranks: of the last step, as of sam.switch.step_cost.StepState.
         texts: of each followed request.
         trained: a TrainedDrafter of sam.vllm.trained, which may replace drafts.
         paths: the PathRows of sam.vllm.paths, which may plan further paths.

@@ -15,8 +15,7 @@ from sam.guard import guard
 from sam.history.client import HistoryClient
 from sam.sharing.client import INTERVAL_SECONDS
 from sam.sharing.drafter import read_corpus_into, share_by_link
-from sam.switch.policies import make_policy, warm_up
-from sam.switch.policy import Policy
+from sam.switch.policies import Policy, make_policy, warm_up
 
 logger = logging.getLogger(__name__)
 

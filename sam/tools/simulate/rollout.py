@@ -17,9 +17,8 @@ import numpy as np
 from sam.config import SpeculationConfig
 from sam.drafting.drafter import Drafter
 from sam.reading import json_object
-from sam.switch.policies import make_policy
-from sam.switch.policy import Plan, Policy, StepState
-from sam.switch.step_cost import StepCost
+from sam.switch.policies import Plan, Policy, make_policy
+from sam.switch.step_cost import StepCost, StepState
 from sam.tools.simulate.workload import SHIPPED, Acceptance, DrawnDrafts, RealDrafts, Round, log_normal
 
 SCOPES = "request", "group", "shared"

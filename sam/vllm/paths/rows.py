@@ -19,7 +19,8 @@ from sam import verify
 from sam.drafting.drafter import Drafter
 from sam.drafting.further_paths import further_paths
 from sam.guard import guard
-from sam.switch.policy import Policy, StepState
+from sam.switch.policies import Policy
+from sam.switch.step_cost import StepState
 from sam.verify.exact import sent
 from sam.vllm import patches, ranks
 

@@ -20,7 +20,7 @@ from sam.drafting.position_acceptance import PositionAcceptance
 from sam.drafting.texts import Drafts
 from sam.guard import guard
 from sam.switch.policies import MIN_GAIN_OFF, choose_lengths
-from sam.switch.policy import StepState
+from sam.switch.step_cost import StepState
 from sam.verify.exact import sent
 from sam.vllm.trained.passes import Batch, Chosen, ModelPasses, begin_copy
 
