@@ -27,7 +27,7 @@ from vllm.v1.spec_decode.ngram_proposer_gpu import NgramProposerGPU
 
 from sam.engine.followed import Step
 from sam.vllm import hooks, ranks
-from sam.vllm.adapter import Adapter
+from sam.vllm.proposer import Adapter
 
 
 class AsyncDrafting(Adapter):
