@@ -1,4 +1,4 @@
-"""Write docs/knobs.md from the comments of configs/*/knobs.yaml: `python docs/knobs.py`."""
+"""Write docs/knobs.md from the comments of sam/configs/*/knobs.yaml: `python docs/knobs.py`."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 DOCS = Path(__file__).parent
 HEAD = """# Knobs
 
-Written by `python docs/knobs.py` from `configs/speculation/knobs.yaml` and `configs/routing/knobs.yaml`.
+Written by `python docs/knobs.py` from `sam/configs/speculation/knobs.yaml` and `sam/configs/routing/knobs.yaml`.
 Behind a run script they are overrides, as `speculation.num_speculative_tokens=5`; in plain vLLM they are keys of
 `additional_config["speculation"]`.
 """
@@ -31,7 +31,7 @@ def page() -> str:
     parts = [HEAD]
     for group in ("speculation", "routing"):
         parts.append(f"\n## {group}\n\n| key | default | meaning |\n|---|---|---|\n")
-        text = (DOCS.parent / "configs" / group / "knobs.yaml").read_text()
+        text = (DOCS.parent / "sam" / "configs" / group / "knobs.yaml").read_text()
         parts += [f"| `{key}` | `{default}` | {meaning} |\n" for key, default, meaning in rows(text)]
     return "".join(parts)
 

@@ -80,7 +80,7 @@ def quiet() -> Iterator[None]:
         failed = False
         try:
             yield
-        except Exception:
+        except Exception:  # of any kind: then all is shown
             failed = True
             raise
         finally:

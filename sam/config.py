@@ -40,7 +40,7 @@ RANGES = {
 
 @dataclass(frozen=True)
 class SpeculationConfig:
-    """The `speculation` section of a config. configs/speculation/knobs.yaml says what each key means.
+    """The `speculation` section of a config. sam/configs/speculation/knobs.yaml says what each key means.
 
     Raises:
         ValueError: a value outside its range; the line names the key, the value and what is allowed.

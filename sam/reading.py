@@ -34,13 +34,12 @@ def expect(is_valid: bool, place: str, expected: str, got: Any) -> None:
 
 @contextmanager
 def one_line(place: str, wrong: str) -> Iterator[None]:
-    """Turn whatever a library raises into a ReadError: they raise dozens of kinds, and a panic of Rust's is none of
-    Exception's."""
+    """Turn whatever a library raises into a ReadError: they raise dozens of kinds."""
     try:
         yield
     except (ReadError, KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:
+    except BaseException as error:  # a panic of Rust's among them
         raise ReadError(f"{place}: {wrong} ({' '.join(str(error).split()) or type(error).__name__})") from error
 
 

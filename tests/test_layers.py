@@ -1,4 +1,4 @@
-"""The house: who may import whom. Read off the imports of every file.
+"""The house: who may import or name whom. Read off the imports of every file, and off the YAML.
 
 A room may import rooms above it in its list, and its own. `sam` imports neither verl nor the recipe, and
 of `sam` only `sam.vllm` imports vLLM.
@@ -6,19 +6,22 @@ of `sam` only `sam.vllm` imports vLLM.
 
 import ast
 import graphlib
+import os
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from recipe.sam_dapo.launch.config import verl_configs
 from tests import density
 
 ROOT = Path(__file__).parents[1]
 # Lowest first. A room is a folder, or a file that lies beside the folders.
 SAM = (
     ("patching",),
-    ("jit", "reading"),
+    ("guard", "jit", "reading"),
     ("trained_drafter",),
     ("config", "configs", "command", "log"),
     ("command_line", "verl_door"),
@@ -73,6 +76,21 @@ def imports_of(path: Path) -> set[str]:
                 is_module = place.with_suffix(".py").is_file() or place.is_dir()
                 found.add(f"{node.module}.{alias.name}" if is_module else node.module)
     return found
+
+
+def configs_of(root: Path) -> Iterator[Path]:
+    """The YAML files of a folder that Hydra searches, with those behind links."""
+    for folder, _, names in os.walk(root, followlinks=True):
+        yield from (Path(folder, name) for name in names if name.endswith(".yaml"))
+
+
+def test_a_config_names_nothing_above_it_and_is_there_once():
+    """Hydra takes the first file of a name on its search path, and says nothing of another."""
+    for path in configs_of(ROOT / "sam"):
+        assert not re.search(r"\b(recipe|verl)[./]", path.read_text()), f"{path} names what is above it"
+    roots = (ROOT / "configs", ROOT / "sam" / "configs", Path(verl_configs().removeprefix("file://")))
+    counts = Counter(path.relative_to(root) for root in roots for path in configs_of(root))
+    assert max(counts.values()) == 1, counts.most_common(3)
 
 
 def room_of(module: str, floors: dict[str, int]) -> str | None:
@@ -136,6 +154,14 @@ def test_nothing_is_larger_than_a_reader_should_meet():
 
 def test_a_line_says_one_thing():
     assert not density.dense_places()
+
+
+def test_a_name_says_what_is_meant():
+    assert not density.vague_names()
+
+
+def test_what_is_caught_is_named_or_has_its_reason_beside_it():
+    assert not density.broad_catches()
 
 
 def test_what_is_replaced_stands_in_one_registry():

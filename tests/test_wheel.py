@@ -24,9 +24,7 @@ def test_the_wheel_has_all_configs_and_patches_and_no_other_package(wheel):
         }
         assert wanted and {str(path) for path in wanted} <= names
     choices = (REPOSITORY / "sam" / "configs" / "speculation").glob("*.yaml")
-    assert {
-        f"{package}/configs/speculation/{path.name}" for path in choices for package in ("sam", "recipe/sam_dapo")
-    } <= names
+    assert {f"sam/configs/speculation/{path.name}" for path in choices} <= names
     assert {name.split("/")[0].split("-")[0] for name in names} == {"sam", "recipe", "sam_rollout"}
 
 

@@ -87,7 +87,7 @@ def _fetch(source: Source, folder: Path | None) -> Path:
 
     try:
         return Path(hf_hub_download(source.repository, source.path, repo_type="dataset"))
-    except Exception as error:
+    except Exception as error:  # the hub's, its HTTP library's, the disk's
         reason = str(error).splitlines()[0]
         raise ReadError(
             f"{source.repository}/{source.path} cannot be fetched ({reason}): download it elsewhere and give its "

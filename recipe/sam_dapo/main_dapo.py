@@ -159,7 +159,7 @@ def run(config: DictConfig, folder: Path) -> None:
 
     try:
         run_in_ray(config, environment.ray_runtime_env(config), str(folder / "ray"))
-    except Exception:
+    except Exception:  # Ray's or verl's, of any kind: its last line is the run's
         with suppress(OSError):  # a full disk
             (folder / ERROR_FILE).write_text(traceback.format_exc())
         raise

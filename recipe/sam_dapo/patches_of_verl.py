@@ -1,4 +1,4 @@
-"""Everything of verl 0.9.1, Ray and torch that the recipe replaces, why, and when it can go.
+"""Everything of verl 0.9.1, Ray, torch and Python's import that the recipe replaces, why, and when it can go.
 
 `sam doctor --patches` prints these and those of vLLM and numba.
 """
@@ -13,6 +13,9 @@ PATCHES = register({
         "init get_llm_client step _validate _compute_metrics",
         "verl has a registry of servers, but none of what its trainers log or do when they have started.",
         "verl has one."),
+    "follow_import": Patch("importlib's loader of verl.trainer.ppo.v1.trainer_base", "exec_module",
+        "verl imports its plugins before its trainers, and calls none of them before a trainer starts.",
+        "join_trainers can."),
     "count_busy_seconds": Patch("the AsyncLLM of verl's server", "generate",
         "verl's server keeps requests back between an interruption and the next weights: its own calls last longer "
         "than the engine works.", "vLLM or verl reports for how long an engine had requests."),

@@ -1,25 +1,26 @@
 """What verl's own trainers get of this project: `hydra.searchpath=[pkg://sam.configs] +speculation=sam`, and the router
 with `+routing=context` beside it.
 
-verl loads this module with itself, in all its processes (sam/verl_door.py). Here it only gives OmegaConf what
-`${sam:...}` stands for, and the recipe's runs a name (SESSION of recipe.sam_dapo.rollout).
-
-`join_verl` gives verl this project's servers, and has its trainer share text between replicas and log `rollout/...`:
-the recipe calls it. verl's own scripts call nothing of this project between the import of their trainer and its start;
-there the config's first `${sam:...}` does, in the process that trains. Other runs are verl's own.
+verl imports this module with itself, in all its processes (sam/verl_door.py), and calls nothing of this project before
+its trainer starts. So the trainers are joined when they are imported, `follow_import` below: they then start this
+project's servers, share text between replicas and log `rollout/...`, where the config asks for it. What `${sam:...}`
+stands for is computed in recipe/sam_dapo/launch/speculation.py. Other runs are verl's own.
 """
 
 import functools
+import importlib.abc
+import importlib.machinery
 import os
 import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from ray.runtime_context import RuntimeContext
 
@@ -32,17 +33,6 @@ from sam.patching import wrap
 from sam.switch.step_cost import StepCost
 
 TRAINER = "verl.trainer.ppo.v1.trainer_base"
-
-
-def _read(name: str, *, _root_: DictConfig) -> DictConfig | None:
-    """What a config of verl's has in place of `${sam:name}`."""
-    value = speculation.value_of(name, _root_)
-    if TRAINER in sys.modules:
-        join_verl(sys.modules[TRAINER].PPOTrainer)
-    return value
-
-
-OmegaConf.register_new_resolver("sam", _read, replace=True)
 
 
 def refuse(error: object) -> None:
@@ -88,12 +78,30 @@ if os.environ.get(SESSION):  # of a run of the recipe
     wrap(RuntimeContext, "get_job_id", "name_job", _with_session)
 
 
-@functools.cache
-def join_verl(trainer_class: type) -> None:
-    """Let verl's trainers start this project's servers, and do what it adds around five of their methods."""
-    from verl.workers.rollout.replica import RolloutReplicaRegistry
+class FollowImport(importlib.abc.MetaPathFinder):
+    """Joins verl's trainers when their module has been imported: verl imports its plugins before."""
 
-    RolloutReplicaRegistry.register("vllm", replica_class)
+    @staticmethod
+    def find_spec(name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        """Python's own of verl's trainers, whose import is followed; None of every other module."""
+        if name != TRAINER:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is not None:
+            wrap(spec.loader, "exec_module", "follow_import", _load_and_join)
+        return spec
+
+
+def _load_and_join(load: Callable, module: ModuleType) -> None:
+    load(module)
+    join_verl(module.PPOTrainer)
+
+
+sys.meta_path.insert(0, FollowImport)
+
+
+def join_verl(trainer_class: type) -> None:
+    """Have verl's trainers do what this project adds around five of their methods, where the config asks for it."""
     for name, around in {
         "init": _start,
         "get_llm_client": _client,
@@ -105,6 +113,8 @@ def join_verl(trainer_class: type) -> None:
 
 
 def _call_around(around: Callable, original: Callable, trainer, *arguments, **keywords) -> Any:
+    if not speculation.asks_for_it(trainer.config):
+        return original(trainer, *arguments, **keywords)
     return around(lambda: original(trainer, *arguments, **keywords), trainer, *arguments)
 
 
@@ -117,8 +127,11 @@ def replica_class() -> type:
 
 def _start(start: Callable, trainer) -> None:
     """Start workers, servers and router; then let drafters see each other's text, where they are to."""
+    from verl.workers.rollout.replica import RolloutReplicaRegistry
+
     from recipe.sam_dapo.rollout import router, server
 
+    RolloutReplicaRegistry.register("vllm", replica_class)
     if routing.is_routed(trainer.config):
         routing.connect(trainer.config)
         router.write_config(trainer.config)

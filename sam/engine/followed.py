@@ -15,7 +15,7 @@ from sam.drafting.drafter import Drafter
 from sam.engine.hints import is_continued, response_of, response_start
 from sam.engine.session import MAX_STEPS_BEHIND, Session
 from sam.record.engine_steps import accepted_tokens
-from sam.switch.policy import StepState
+from sam.switch.step_cost import StepState
 
 STEPS_UNDER_WAY = 3  # whose copies may not have ended; vLLM schedules two at once
 COUNTERS = ("late_steps", "waited_steps")
@@ -82,7 +82,7 @@ class FollowingSession(Session):
         is_async: whether steps are scheduled before the tokens of the one before are known; COUNTERS are counted then.
 
     Attributes:
-        max_num_tokens_other_dp_ranks: of the last step, as of sam.switch.policy.StepState.
+        max_num_tokens_other_dp_ranks: of the last step, as of sam.switch.step_cost.StepState.
         texts: of each followed request.
         trained: a TrainedDrafter of sam.vllm.trained, which may replace drafts.
         paths: the PathRows of sam.vllm.paths, which may plan further paths.
@@ -124,7 +124,7 @@ class FollowingSession(Session):
             except_steps: last steps that are left for the next call.
         """
         self.deliver(time.perf_counter())
-        steps = sum(isinstance(one, Step) for one in self._unread)
+        steps = sum(isinstance(event, Step) for event in self._unread)
         while self._unread and not (isinstance(self._unread[0], Step) and steps <= except_steps):
             match self._unread.popleft():  # whatever fails in the drafter fails once
                 case Step() as step:
@@ -212,7 +212,7 @@ class FollowingSession(Session):
 
     def _is_due(self, now: float) -> bool:
         """Whether to read at `now` seconds although nothing is drafted."""
-        return now >= self.shares_at or sum(isinstance(one, Step) for one in self._unread) >= MAX_STEPS_BEHIND
+        return now >= self.shares_at or sum(isinstance(event, Step) for event in self._unread) >= MAX_STEPS_BEHIND
 
     def _follow(self, name: str, text: Text) -> None:
         if name not in self.texts:
@@ -229,7 +229,7 @@ class FollowingSession(Session):
                 if count and name in self.texts:
                     self.texts[name].output_token_ids += tokens[:count]
                     self._behind[name] = None
-        except Exception:
+        except Exception:  # whatever it is, it ends in the session's guard
             self._lose(step.request_ids)
             raise
 
@@ -245,7 +245,7 @@ class FollowingSession(Session):
             offsets = np.cumsum([0, *map(len, new)])
             if offsets[-1]:
                 self.drafter.append(names, np.concatenate(new).astype(np.int32), offsets)
-        except Exception:
+        except Exception:  # as above
             self._lose(names)
             raise
 

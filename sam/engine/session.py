@@ -1,21 +1,21 @@
 """What drafting for one engine needs beside the engine: a drafter, its history, its switch, and where faults end."""
 
-import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import numpy as np
 
 from sam.config import SpeculationConfig
 from sam.drafting.drafter import Drafter
 from sam.engine.switch import StepResult, Switch
+from sam.guard import guard
 from sam.history.client import HistoryClient
 from sam.sharing.client import INTERVAL_SECONDS
 from sam.sharing.drafter import read_corpus_into, share_by_link
-from sam.switch.policies import make_policy, warm_up
-from sam.switch.policy import Policy
+from sam.switch.policies import Policy, make_policy, warm_up
 
 logger = logging.getLogger(__name__)
 
@@ -67,15 +67,9 @@ class Session:
         if self.history:
             self.history.start()
 
-    @contextlib.contextmanager
-    def harmless(self) -> Iterator[None]:
+    def harmless(self) -> AbstractContextManager[None]:
         """Count what fails: the rollout goes on without drafts."""
-        try:
-            yield
-        except Exception:
-            if self.counters["draft_errors"] == 0:
-                logger.exception("drafting failed; the rollout goes on without drafts (logged once, then counted)")
-            self.counters["draft_errors"] += 1
+        return guard(logger, self.counters, "draft_errors", "drafting failed; the rollout goes on without drafts")
 
     def share(self, address: str) -> None:
         """Exchange text with the drafters of other replicas from now on, where speculation.sharing asks for it, by the

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field, replace
 
 from sam.drafting.texts import Drafts
-from sam.switch.policy import Plan, Policy, StepState
+from sam.switch.policies import Plan, Policy
+from sam.switch.step_cost import StepState
 
 
 @dataclass

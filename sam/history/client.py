@@ -18,6 +18,7 @@ from sam.automaton.store import NONE
 from sam.config import SpeculationConfig
 from sam.drafting.drafter import Drafter
 from sam.drafting.texts import digest
+from sam.guard import guard
 from sam.history import database
 
 logger = logging.getLogger(__name__)
@@ -124,12 +125,10 @@ class HistoryClient:
 
     def _work(self, work) -> None:
         while True:
-            try:
+            with guard(logger, self.counters, "history_errors", "history of responses; drafting goes on without"):
                 return work()
-            except Exception as error:  # drafts are lost, nothing else
-                self._count_error(error)
-                if self._stopped.wait(RETRY_SECONDS):
-                    return
+            if self._stopped.wait(RETRY_SECONDS):
+                return
 
     def _count_error(self, failure: Exception | str) -> None:
         if self.counters["history_errors"] == 0:

@@ -8,7 +8,6 @@ import itertools
 import logging
 import math
 import secrets
-import sys
 import threading
 import time
 from array import array
@@ -18,6 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from sam.guard import guard
 from sam.sharing import log
 from sam.sharing.log import Piece
 
@@ -27,6 +27,8 @@ INTERVAL_SECONDS = 0.1  # between exchanges
 MAX_EVENTS = 16384  # of the engine that wait for the thread; further tokens are lost
 MAX_ENDED_TOKENS = 1 << 22  # of ended responses that the log lacks
 RETRY_SECONDS = 5.0  # after a failure
+NO_EXCHANGE = "sharing between replicas: no exchange with the log; drafting goes on without it"
+NOT_TAKEN = "sharing between replicas: text from elsewhere could not be taken; drafting goes on without it"
 TURN_SECONDS = 1e-3  # behind each part, in which the engine's thread has its turn: a lock is not fair
 
 # docs/metrics.md
@@ -108,7 +110,7 @@ class Client:
 
     def exchange(self) -> None:
         """One round: give the log what there is, and hand over what it answers."""
-        try:
+        with guard(logger, self.counters, "sharing_errors", NO_EXCHANGE):
             self._take_events()
             if self._clock() < self._retry_at:
                 return
@@ -117,9 +119,8 @@ class Client:
                 answer = self._ask(question)
                 self._confirm(answer, ends)
                 self._hand_over(answer[log.IDENTITY.size :])
-        except Exception:
-            self._retry_at = self._clock() + RETRY_SECONDS
-            self._count_error("sharing between replicas: no exchange with the log")
+            return
+        self._retry_at = self._clock() + RETRY_SECONDS
 
     def _take_events(self) -> None:
         for _ in range(len(self._events)):
@@ -212,17 +213,7 @@ class Client:
                     yield Piece(key, (client, request), length, tokens[length - position :])
 
     def _receive(self, part: list[Piece], size: int) -> None:
-        try:
+        with guard(logger, self.counters, "sharing_errors", NOT_TAKEN):
             self.receive(part)
-        except Exception:
-            self._count_error("sharing between replicas: text from elsewhere could not be taken")
-            return
-        self.counters["sharing_received_tokens"] += size
-        time.sleep(TURN_SECONDS)
-
-    def _count_error(self, failure: str) -> None:
-        if self.counters["sharing_errors"] == 0:
-            logger.warning(
-                "%s; drafting goes on without it (logged once, then counted)", failure, exc_info=sys.exception()
-            )
-        self.counters["sharing_errors"] += 1
+            self.counters["sharing_received_tokens"] += size
+            time.sleep(TURN_SECONDS)

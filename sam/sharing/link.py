@@ -64,7 +64,7 @@ class Link:
             if length < 0:
                 raise ConnectionError(f"the log does not answer: {answer.decode()[-500:]}")
             return answer
-        except BaseException:
+        except BaseException:  # after an interrupt, too, a part of an answer may be under way
             self._stream = None
             self._open.close()
             raise

@@ -1,4 +1,4 @@
-"""Policies: when an engine step speculates, and how many draft tokens it verifies.
+"""Policies: when an engine step speculates, and how many draft tokens it verifies, by the arguments of calls alone.
 
 Goodput: a step of R requests that verifies the B likeliest of all draft tokens brings R tokens and those accepted, so
 goodput(B) = (R + sum of their probabilities of being accepted) / T(R, R + B, context). The best B is verified.
@@ -7,11 +7,12 @@ linear T. Here T is a table whose error is learnt from the steps (sam.switch.ste
 does not pay.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from sam.jit import compiled
-from sam.switch.policy import Plan, Policy, StepState
-from sam.switch.step_cost import ExpectedCost, StepCost, linear
+from sam.switch.step_cost import ExpectedCost, StepCost, StepState, linear
 
 NO_THRESHOLD = 1 << 30
 # Share by which speculation must raise goodput, to begin and to go on: below it, noise in the table decides.
@@ -34,6 +35,61 @@ MAX_LOSS = 4.0  # steps without drafts: an exploring step that would add more ve
 FIRST_DRAFTED_STEPS = 8
 DRAFTED_STEPS = 96
 PLAIN_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The drafts that a policy asks for in a step.
+
+    Attributes:
+        budget: int, draft tokens per request; 0 switches speculation off.
+        min_acceptance: float in [0, 1], probability of being accepted below which a draft token cannot pay.
+        valid_for_steps: int, further steps in which the plan stays the same while `running` stays the same: until then
+            the policy need not be asked.
+    """
+
+    budget: int
+    min_acceptance: float = 0.0
+    valid_for_steps: int = 0
+
+
+class Policy:
+    """Decides in every engine step how many draft tokens are verified: here all that `plan` asks for."""
+
+    def __init__(self):
+        self.counters: dict[str, int] = {}  # which the metrics report
+
+    def plan(self, state: StepState) -> Plan:
+        """Say before drafting which drafts the step can use."""
+        raise NotImplementedError
+
+    def choose(self, state: StepState, acceptance: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+        """Say after drafting how many tokens of each draft to verify; called only if the plan has a budget.
+
+        Args:
+            acceptance: float32 [total], the draft tokens' probabilities of being accepted, falling within each draft.
+            offsets: int64 [drafts + 1], where each draft begins.
+
+        Returns:
+            int64 [drafts], tokens of each.
+        """
+        return np.diff(offsets)
+
+    def choose_paths(
+        self, state: StepState, drafted: int, acceptance: np.ndarray, offsets: np.ndarray, overhead: np.ndarray
+    ) -> np.ndarray:
+        """Say after `choose`, which chose `drafted` draft tokens, how many own tokens of further paths to verify.
+
+        `overhead`: int64 [paths], tokens that verifying a path costs beside its own.
+        """
+        return np.diff(offsets)
+
+    def observe(self, state: StepState, drafted: int, accepted: int, milliseconds: float) -> None:
+        """Learn from the finished step of `state`: draft tokens verified, draft tokens accepted, and its duration."""
+
+    def count(self, name: str, steps: int = 1) -> None:
+        """Add to a counter."""
+        self.counters[name] = self.counters.get(name, 0) + steps
 
 
 def warm_up() -> None:

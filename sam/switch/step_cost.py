@@ -14,7 +14,6 @@ import numpy as np
 
 from sam.reading import LARGEST_TOKEN, ReadError, Values, array_of, json_object, one_line
 from sam.record import replacing
-from sam.switch.policy import StepState
 
 HOW_TO_MEASURE = "measure it again with sam profile"
 AXES = ("requests", "tokens_per_request", "context")
@@ -45,6 +44,27 @@ LEARN_INTERVAL_MS = 50.0
 CONTEXT_BUCKET = 256  # tokens by which the mean context may grow before costs are looked up again
 KEPT_LOOK_UPS = 256
 MIN_SHARE = 0.1  # of the table's milliseconds: no step is thought to take less
+
+
+@dataclass(frozen=True)
+class StepState:
+    """The engine step in which drafts would be verified.
+
+    Attributes:
+        running: int, requests in the batch, decoding or prefilling.
+        prefilling: int, of these, those whose prompt has not been read to its end.
+        context: float, mean tokens of a running request, prompt and response; 0.0 if unknown.
+        max_num_tokens_other_dp_ranks: int, tokens of the largest batch among the other data-parallel ranks, draft
+            tokens included; all ranks wait for it. `plan` and `choose` are given that of the previous step, `observe`
+            that of the step itself. 0 if no other rank is known to have more than this one.
+        steps_since_plan: int, engine steps since the last call of `plan`, this one included.
+    """
+
+    running: int
+    prefilling: int = 0
+    context: float = 0.0
+    max_num_tokens_other_dp_ranks: int = 0
+    steps_since_plan: int = 1
 
 
 @dataclass(frozen=True)

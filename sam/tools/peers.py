@@ -137,8 +137,8 @@ class TransformersLookup(OwnText):
         self._tensor = torch.from_numpy
 
     def draft_from(self, text, budget):
-        found, _logits = self._generator.get_candidates(self._tensor(text)[None])
-        return found[0, len(text) : len(text) + budget].numpy().astype(np.int32)
+        candidates, _logits = self._generator.get_candidates(self._tensor(text)[None])
+        return candidates[0, len(text) : len(text) + budget].numpy().astype(np.int32)
 
 
 class VllmLookup(OwnText):

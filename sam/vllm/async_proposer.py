@@ -27,7 +27,7 @@ from vllm.v1.spec_decode.ngram_proposer_gpu import NgramProposerGPU
 
 from sam.engine.followed import Step
 from sam.vllm import hooks, ranks
-from sam.vllm.adapter import Adapter
+from sam.vllm.proposer import Adapter
 
 
 class AsyncDrafting(Adapter):
@@ -104,19 +104,20 @@ class AsyncDrafting(Adapter):
         placeholder for each row. The next step takes its input from there. Returns each request's."""
         step.read()
         rows = zip(step.request_ids, step.tokens.tolist(), step.counts.tolist(), strict=True)
-        found = {name: tokens[:count] for name, tokens, count in rows}
-        for name, tokens in found.items():
+        tokens_of = {name: tokens[:count] for name, tokens, count in rows}
+        for name, tokens in tokens_of.items():
             if tokens:
                 self._runner.requests[name].output_token_ids[-1:] = tokens
         batch = self._runner.input_batch
-        starts = batch.num_tokens_no_spec[: len(found)] - (step.counts > 0)
-        of, offset = np.nonzero(np.arange(step.tokens.shape[1]) < step.counts[:, None])
-        to = (of, starts[of] + offset)
-        batch.token_ids_cpu[to] = step.tokens[of, offset]
-        batch.is_token_ids[to] = True
-        batch.num_tokens_no_spec[: len(found)] = starts + step.counts
+        starts = batch.num_tokens_no_spec[: len(tokens_of)] - (step.counts > 0)
+        is_kept = np.arange(step.tokens.shape[1]) < step.counts[:, None]  # bool [rows, 1 + longest draft]
+        row, offset = np.nonzero(is_kept)
+        place = starts[row] + offset
+        batch.token_ids_cpu[row, place] = step.tokens[row, offset]
+        batch.is_token_ids[row, place] = True
+        batch.num_tokens_no_spec[: len(tokens_of)] = starts + step.counts
         batch.prev_sampled_token_ids = None
-        return found
+        return tokens_of
 
     def before_step(self, scheduled) -> None:
         # No request goes on from the step before: the engine was idle in between.

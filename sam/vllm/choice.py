@@ -75,7 +75,7 @@ def _unsupported(original, vllm_config) -> list[str]:
     if config is None or config.method == "off":
         return features
     if config.method == "sam" and vllm_config.speculative_config is not None:
-        features = [one for one in features if "specul" not in one]
+        features = [feature for feature in features if "specul" not in feature]
     if envs.VLLM_USE_V2_MODEL_RUNNER:  # it is taken whatever this says: `check_second` has a line of its own
         return features
     return features + [name for name, is_asked in _not_yet(vllm_config, config).items() if is_asked]

@@ -227,7 +227,7 @@ class _Source:
         bound = self._names.get(owner)
         if attribute:
             bound = self._of_class(owner, bound).get(attribute)
-        wanted = [one for one in arguments.split(", ") if one]
+        wanted = [argument for argument in arguments.split(", ") if argument]
         return bound is not None and (not wanted or _arguments(bound)[: len(wanted)] == wanted)
 
     def _of_class(self, name: str, node: ast.AST | None) -> dict[str, ast.AST]:
@@ -244,11 +244,11 @@ def _names(statements: list[ast.stmt]) -> dict[str, ast.AST]:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 names[name] = statement
             case ast.ImportFrom(names=imported) | ast.Import(names=imported):
-                names |= {one.asname or one.name: statement for one in imported}
+                names |= {binding.asname or binding.name: statement for binding in imported}
             case ast.AnnAssign(target=ast.Name(id=name)):
                 names[name] = statement
             case ast.Assign(targets=targets):
-                names |= {one.id: statement for one in targets if isinstance(one, ast.Name)}
+                names |= {binding.id: statement for binding in targets if isinstance(binding, ast.Name)}
             case ast.If() | ast.Try():
                 names |= _names(statement.body) | _names(statement.orelse)
     return names
@@ -257,9 +257,9 @@ def _names(statements: list[ast.stmt]) -> dict[str, ast.AST]:
 def _attributes(node: ast.ClassDef) -> dict[str, ast.AST]:
     """What a class binds, and what its methods set of `self`."""
     attributes: dict[str, ast.AST] = {}
-    for one in ast.walk(node):
-        if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store):
-            attributes[one.attr] = one
+    for part in ast.walk(node):
+        if isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store):
+            attributes[part.attr] = part
     return attributes | _names(node.body)
 
 
@@ -269,5 +269,5 @@ def _arguments(node: ast.AST) -> list[str]:
         node = _attributes(node).get("__init__")
     if not isinstance(node, ast.FunctionDef):
         return []
-    names = [one.arg for one in node.args.posonlyargs + node.args.args]
+    names = [argument.arg for argument in node.args.posonlyargs + node.args.args]
     return names[1:] if names[:1] in (["self"], ["cls"]) else names

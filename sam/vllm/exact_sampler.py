@@ -188,7 +188,7 @@ class ExactSampler:
 
         def each(column: str) -> torch.Tensor:
             both = getattr(chosen, column), getattr(likeliest, column)
-            return torch.where(is_named, *(pad(one, (0, width - one.shape[1])) for one in both))
+            return torch.where(is_named, *(pad(entries, (0, width - entries.shape[1])) for entries in both))
 
         ranks = likeliest.selected_token_ranks
         return LogprobsTensors(each("logprob_token_ids"), each("logprobs"), ranks)
@@ -223,7 +223,10 @@ def _is_plain(metadata) -> bool:
         metadata.no_penalties
         and metadata.allowed_token_ids_mask is None
         and not metadata.bad_words_token_ids
-        and not any(getattr(one, USED_IF.get(type(one), ""), True) for one in metadata.logitsprocs.non_argmax_invariant)
+        and not any(
+            getattr(processor, USED_IF.get(type(processor), ""), True)
+            for processor in metadata.logitsprocs.non_argmax_invariant
+        )
         and (holder is None or not holder.has_tracked_requests())
     )
 
@@ -234,8 +237,8 @@ def self_check(device: torch.device) -> None:
     logits = torch.full((3, 5000), -1e4)
     logits[:, expected] = 0.0
     draws = sent(torch.tensor([1 / 6, 1 / 2, 5 / 6], dtype=torch.float64), torch.device(device))
-    found = verify.sample_inverse_cdf(logits.to(device), draws)
+    drawn = verify.sample_inverse_cdf(logits.to(device), draws)
     drafts = torch.tensor([[3, 7, NO_DRAFT]], device=device)
-    kept = verify.accept_matching(found[None], drafts).tolist()
-    if found.tolist() != expected or kept != [[3, 600, verify.PLACEHOLDER]]:
-        raise RuntimeError(f"exact verification's self-check: known logits gave {found.tolist()}, kept {kept}")
+    kept = verify.accept_matching(drawn[None], drafts).tolist()
+    if drawn.tolist() != expected or kept != [[3, 600, verify.PLACEHOLDER]]:
+        raise RuntimeError(f"exact verification's self-check: known logits gave {drawn.tolist()}, kept {kept}")

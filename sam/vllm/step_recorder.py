@@ -159,7 +159,9 @@ class StepRecorder:
             drafts = self._of_drafter("verifying", {})
             tokens_of = self._of_drafter("accepted", {})
             requests = ((self._request(name), count) for name, count in scheduled.num_scheduled_tokens.items())
-            prefilling = sum(one.num_computed_tokens + count < one.num_prompt_tokens for one, count in requests)
+            prefilling = sum(
+                request.num_computed_tokens + count < request.num_prompt_tokens for request, count in requests
+            )
             emitted = running - prefilling + sum(len(tokens_of[request_id]) - 1 for request_id in drafts)
         else:
             drafts = scheduled.scheduled_spec_decode_tokens if step.drafts is None else step.drafts

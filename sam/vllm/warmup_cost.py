@@ -56,7 +56,7 @@ def measure_at_warm_up(runner) -> None:
         try:
             policy.use_table(_coarse(runner), forward_only=True)
             getattr(runner.drafter, "measure_passes", lambda: None)()
-        except Exception as error:
+        except Exception as error:  # vLLM's or a device's, of any kind: a rollout needs no table
             logger.warning("no step costs measured at warm-up (%s): they are learnt from the first steps", error)
         return result
 

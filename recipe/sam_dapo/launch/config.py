@@ -89,24 +89,30 @@ OmegaConf.register_new_resolver("micro_batch", micro_batch, replace=True)
 
 
 def connect(config: DictConfig) -> None:
-    """Check what speculation and routing say, and point verl's keys at the recipe's code and the user's; everything
-    else is in the YAML files. ValueError: a mistake."""
+    """Check what speculation and routing say, give them their final values, and point verl's keys at the router's file
+    and the user's; everything else is in the YAML files. ValueError: a mistake."""
     section = speculation.section_of(config)
     if section.step_cost is not None:
         StepCost.load(Path(section.step_cost))  # ValueError: it cannot be read
     with open_dict(config):
         config.run_dir = str(Path(config.run_dir).absolute())
+        routing.connect(config)
         section = speculation.with_absolute_paths(section, Path(config.run_dir))
-        section = sharing.resolve(config, section)
-        config.speculation = section.to_dict()
-        vllm = config.actor_rollout_ref.rollout.engine_kwargs.vllm
-        for key, value in speculation.engine_arguments(config, section).items():
-            users = vllm.get(key) or {}
-            if not isinstance(users, DictConfig | dict):
-                raise ValueError(f"actor_rollout_ref.rollout.engine_kwargs.vllm.{key}={users}: expected a dictionary")
-            vllm[key] = {**users, **value}
+        config.speculation = sharing.resolve(config, section).to_dict()
+        add_users_keys(config)
         connect_users_code(config)
-    routing.connect(config)
+
+
+def add_users_keys(config: DictConfig) -> None:
+    """Give engines what a user sets beside this project's own keys. ValueError: there is a value in place of keys."""
+    vllm = config.actor_rollout_ref.rollout.engine_kwargs.vllm
+    for key, value in speculation.engine_arguments(config, speculation.section_of(config)).items():
+        users = vllm.get(key) or {}
+        if not isinstance(users, DictConfig | dict):
+            raise ValueError(f"actor_rollout_ref.rollout.engine_kwargs.vllm.{key}={users}: expected a dictionary")
+        vllm[key] = {**users, **value}
+    if vllm.get("speculative_config") is None:  # as stock vLLM is started
+        vllm.pop("speculative_config", None)
 
 
 def verl_configs() -> str:

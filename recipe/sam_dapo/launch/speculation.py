@@ -1,5 +1,6 @@
 """What the section `speculation` of a config gives vLLM's engines, in a run of the recipe and in verl's own scripts."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipe.sam_dapo.launch import routing, sharing
 from sam.config import SpeculationConfig
+
+# What sam/configs/verl_engine.yaml names of the recipe: Hydra's callback, and verl's class of agent loops.
+CLASSES = {
+    "check": "recipe.sam_dapo.verl_plugin.Check",
+    "agent_loop_manager": "recipe.sam_dapo.rollout.agent_loop.SeededManager",
+}
 
 
 def section_of(config: DictConfig) -> SpeculationConfig:
@@ -34,14 +41,34 @@ def resolved(config: DictConfig) -> SpeculationConfig:
     return sharing.resolve(config, section_of(config))
 
 
-def value_of(name: str, config: DictConfig) -> DictConfig | None:
-    """What `${sam:name}` stands for in a config of verl's: `settings`, all of the section, or `speculative_config` of
-    vLLM, null without speculation. Nothing but the config decides it. ValueError: as `resolved`."""
-    speculation = resolved(config)
+def value_of(name: str, *, _root_: DictConfig) -> DictConfig | str | None:
+    """What `${sam:name}` stands for in a config of verl's: a name of CLASSES, `settings`, all of the section, or
+    `speculative_config` of vLLM, null without speculation. It reads the config and does nothing else.
+
+    Raises:
+        ValueError: as `resolved`.
+    """
+    if name in CLASSES:
+        return CLASSES[name]
+    speculation = resolved(_root_)
     if name == "settings":
         return OmegaConf.create(speculation.to_dict())
-    value = engine_arguments(config, speculation).get(name)
+    value = engine_arguments(_root_, speculation).get(name)
     return None if value is None else OmegaConf.create(value)
+
+
+OmegaConf.register_new_resolver("sam", value_of, replace=True)
+
+
+def asks_for_it(config: DictConfig) -> bool:
+    """Whether a config of verl's has what sam/configs/verl_engine.yaml sets."""
+    return "speculation" in config and reaches_engine(config.actor_rollout_ref.rollout)
+
+
+def reaches_engine(rollout: Mapping) -> bool:
+    """Whether the engines of a `rollout` section, or of a reward model's or a teacher's, are given such settings."""
+    engine = (rollout.get("engine_kwargs") or {}).get("vllm") or {}
+    return "speculation" in (engine.get("additional_config") or {})
 
 
 def with_absolute_paths(speculation: SpeculationConfig, run_directory: Path) -> SpeculationConfig:

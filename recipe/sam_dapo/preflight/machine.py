@@ -152,7 +152,7 @@ def ask_nodes(config: DictConfig, nodes: list[dict], find: Callable, head: dict)
     for address, answer in asked.items():
         try:
             lines[address] = ray.get(answer, timeout=ANSWER_SECONDS)
-        except Exception as error:
+        except ray.exceptions.RayError as error:  # with that of the node in it
             reason = str(error).strip().splitlines()[-1]
             lines[address] = [f"preflight cannot run: {reason}: {INSTALL} [ray.node]"]
     return lines

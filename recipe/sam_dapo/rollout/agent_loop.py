@@ -66,7 +66,7 @@ class SeededWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         session.llm_client.generate = session.requests.generate
         try:
             return await super(SeededWorker, session)._run_agent_loop(sampling_params, trajectory, **kwargs)
-        except Exception as error:
+        except Exception as error:  # of users' code, of any kind: named, and raised
             tag = {FAILURE: describe(error, kwargs.get("data_source"))}
             partition = "val" if trajectory["validate"] else "train"  # verl's names
             await tq.async_kv_put(key=uid, partition_id=partition, tag=tag)

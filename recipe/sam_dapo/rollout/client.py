@@ -62,7 +62,7 @@ class RoutedClient(LLMServerClient):
                         request_id, prompt_ids=prompt_ids + given, sampling_params=with_hints(parameters, **hints),
                         **kwargs,
                     )  # fmt: skip
-                except Exception as death:
+                except ray.exceptions.RayError as death:
                     if not is_dead(death):
                         raise
                     client.placement = await self._go_elsewhere(request.id, client.placement.server_id, death)
@@ -89,7 +89,7 @@ class RoutedClient(LLMServerClient):
         """Where a chunk begins again whose server has died; the death is the error where no server is left."""
         try:
             return await self._load_balancer.fail.remote(name, server_id)
-        except Exception as error:
+        except ray.exceptions.RayError as error:
             if is_dead(error):  # the router's own death
                 raise
             raise death from error

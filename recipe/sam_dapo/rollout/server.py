@@ -13,7 +13,7 @@ import torch
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
-from recipe.sam_dapo.launch import fork_server
+from recipe.sam_dapo.launch import fork_server, speculation
 from sam.config import SpeculationConfig
 from sam.engine.hints import RequestHints
 from sam.patching import wrap
@@ -170,8 +170,7 @@ class SpeculationReplica(vLLMReplica):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        engine = self.config.get("engine_kwargs", {}).get("vllm") or {}
-        if "speculation" in (engine.get("additional_config") or {}):  # else a reward model's, or a teacher's
+        if speculation.reaches_engine(self.config):
             self.server_class = ray.remote(SpeculationServer)
             STARTED.append(self)
 
@@ -190,7 +189,7 @@ def take_steps() -> list[tuple[EngineSteps, float]]:
 def progress() -> dict[str, float]:
     """Running requests, tokens and acceptance length of all replicas since the last call of `take_steps`; nothing where
     one does not answer, of which others tell."""
-    with suppress(Exception):
+    with suppress(ray.exceptions.RayError, ValueError):  # the latter without a replica
         parts = ray.get([replica.servers[0].progress.remote() for replica in STARTED], timeout=PROGRESS_SECONDS)
         running, tokens, verified, emitted = map(sum, zip(*parts, strict=True))
         return {"running": running, "tokens": tokens, "length": emitted / verified if verified else 1.0}
@@ -215,6 +214,6 @@ def share_text(mib: int):
         ray.get([server.serve_sharing.remote(log, run_id) for server in servers], timeout=LOG_SECONDS)
         ray.get([replica.servers[0].share.remote() for replica in STARTED])
         return log
-    except Exception as error:
+    except Exception as error:  # Ray's, or a machine's that lets nobody listen: it costs drafts alone
         print(f"speculation.sharing=replicas: no log, drafters see their own replica only: {error!r}", flush=True)
         return None

@@ -102,7 +102,7 @@ def start_ray(**arguments) -> None:
     for left in reversed(range(STARTS)):
         try:
             return ray.init(**arguments)
-        except Exception as error:
+        except Exception as error:  # Ray raises no subclass here
             if SLOW_START not in str(error) or not left:
                 raise
 
@@ -136,7 +136,7 @@ def run_in_ray(config: DictConfig, runtime_env: dict, temporary: str) -> None:
         while len(nodes) > 1 and not ray.wait([run], timeout=LOOK_SECONDS)[0]:
             check_nodes(nodes, 0.0)  # verl may wait for ever for what was on one that is lost
         ray.get(run)
-    except Exception as error:
+    except Exception as error:  # what a lost node looks like depends on who asked it
         if len(nodes) > 1 and (is_death(repr(error)) or LOST_LINK.search(str(error))):
             check_nodes(nodes, NOTICE_SECONDS)
         raise

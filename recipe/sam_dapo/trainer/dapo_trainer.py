@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
+import ray
 from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
@@ -70,7 +71,7 @@ class DapoTrainer(PPOTrainerSync):
             self.replay_buffer.on_wait = self._look
         super().fit(agent_loop_manager)
         self.record.enter("finished")
-        with suppress(Exception):
+        with suppress(ray.exceptions.RayError):
             server.end_engines()
 
     def on_init_end(self):

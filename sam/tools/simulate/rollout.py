@@ -17,9 +17,8 @@ import numpy as np
 from sam.config import SpeculationConfig
 from sam.drafting.drafter import Drafter
 from sam.reading import json_object
-from sam.switch.policies import make_policy
-from sam.switch.policy import Plan, Policy, StepState
-from sam.switch.step_cost import StepCost
+from sam.switch.policies import Plan, Policy, make_policy
+from sam.switch.step_cost import StepCost, StepState
 from sam.tools.simulate.workload import SHIPPED, Acceptance, DrawnDrafts, RealDrafts, Round, log_normal
 
 SCOPES = "request", "group", "shared"
@@ -45,7 +44,7 @@ MOST_STEPS = 64  # without drafts that are played at once: costs are all but lin
 
 @dataclass(frozen=True)
 class Choice:
-    """The settings to choose for a rollout: policy, draft tokens and threshold as in configs/speculation/knobs.yaml.
+    """What to choose for a rollout: policy, draft tokens and threshold as in sam/configs/speculation/knobs.yaml.
 
     Attributes:
         scope: one of SCOPES, whose text a drafter sees: the request's, also that of its prompt's other samples on the

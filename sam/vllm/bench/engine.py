@@ -84,7 +84,7 @@ class BenchEngine:
             time.sleep(REST_SECONDS)
         before = self._take()
         runs = [self._run_batch(batch, sampling) for batch in batches]
-        responses = [response for _, _, its in runs for response in its]
+        responses = [response for _, _, texts in runs for response in texts]
         counts = dict.fromkeys(COUNTS) if self._is_stock else self._take()
         if not self._is_stock:  # steps are counted since they were last taken, errors since the engine started
             counts["draft_errors"] -= before["draft_errors"]
@@ -129,10 +129,11 @@ class BenchEngine:
                 responses[output.request_id] = list(output.outputs[0].token_ids)
             steps += 1
         seconds = time.perf_counter() - started
-        found = [responses[name] for name, *_ in requests]
-        if self._forces_text and (wrong := sum(one != other for one, other in zip(found, given, strict=True))):
+        texts = [responses[name] for name, *_ in requests]
+        wrong = sum(text != recorded for text, recorded in zip(texts, given, strict=True))
+        if self._forces_text and wrong:
             raise RuntimeError(f"{wrong} of {len(given)} responses are not the recording's")
-        return seconds, steps, found
+        return seconds, steps, texts
 
     def shut_down(self) -> None:
         """End the engine's own processes."""
@@ -167,7 +168,7 @@ def main(arguments: list[str] | None = None) -> int:
             pipe.send_bytes(json.dumps(reply).encode())
     except (KeyboardInterrupt, EOFError, ConnectionError):
         return 0
-    except Exception as error:
+    except Exception as error:  # of any kind: the benchmark says it in a line, the log in full
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends by itself, and its log says of what
         line = " ".join(str(error).split()) or type(error).__name__
         with contextlib.suppress(OSError):

@@ -96,8 +96,8 @@ class ForcedText:
         def add_requests(scheduled):
             function(scheduled)
             if new := scheduled.scheduled_new_reqs:
-                slots = [self._runner.req_states.req_id_to_index[one.req_id] for one in new]
-                of_slots = np.array([slots, [_number(one.sampling_params) for one in new]])
+                slots = [self._runner.req_states.req_id_to_index[request.req_id] for request in new]
+                of_slots = np.array([slots, [_number(request.sampling_params) for request in new]])
                 slots, numbers = _sent(of_slots, self._numbers.device)
                 self._numbers[slots] = numbers
 

@@ -18,7 +18,9 @@ import torch
 from sam import verify
 from sam.drafting.drafter import Drafter
 from sam.drafting.further_paths import further_paths
-from sam.switch.policy import Policy, StepState
+from sam.guard import guard
+from sam.switch.policies import Policy
+from sam.switch.step_cost import StepState
 from sam.verify.exact import sent
 from sam.vllm import patches, ranks
 
@@ -78,7 +80,8 @@ class PathRows:
         first = range(config.num_blocks, self._num_blocks, each)
         self._own_blocks = [list(range(start, start + each)) for start in first]
         tensors = [
-            replace(one, size=one.size // config.num_blocks * self._num_blocks) for one in config.kv_cache_tensors
+            replace(tensor, size=tensor.size // config.num_blocks * self._num_blocks)
+            for tensor in config.kv_cache_tensors
         ]
         more = sum(new.size - old.size for new, old in zip(tensors, config.kv_cache_tensors, strict=True))
         logger.info("further paths: %d blocks of KV cache beside vLLM's, %.0f MiB", MOST_ROWS * each, more / 2**20)
@@ -140,15 +143,11 @@ class PathRows:
             return
         if self._group:  # the first rank's
             planned = self._group.broadcast_object(planned)
-        try:
+        new = []
+        with guard(logger, self.counters, "path_errors", "no further paths in a step"):
             rows = dict(self._fitting(scheduled, planned))
             new = [self._as_request(name, row) for name, row in rows.items()]
-        except Exception:
-            if not self.counters["path_errors"]:
-                logger.exception("no further paths in a step (logged once, then counted)")
-            self.counters["path_errors"] += 1
-            return
-        if rows:
+        if new:
             self._add(scheduled, rows, new)
 
     def _count_wins(self) -> None:
@@ -242,8 +241,8 @@ class PathRows:
                 dimension = next(d for d, size in enumerate(cache.shape) if size and size % self._num_blocks == 0)
                 parts = cache.shape[dimension] // self._num_blocks
                 part = torch.arange(parts, device=cache.device)
-                to, of = ((blocks[:, None] * parts + part).ravel() for blocks in (target, source))
-                cache.index_copy_(dimension, to, cache.index_select(dimension, of))
+                to, source_blocks = ((blocks[:, None] * parts + part).ravel() for blocks in (target, source))
+                cache.index_copy_(dimension, to, cache.index_select(dimension, source_blocks))
 
     def follow(self, sampled: torch.Tensor, drafts: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
         """Give requests with rows the tokens of the path that agrees, and their rows none.
@@ -257,26 +256,26 @@ class PathRows:
         """
         batch = self._runner.input_batch
         device = sampled.device
-        of: dict[str, list[str]] = {}
+        paths_of: dict[str, list[str]] = {}
         for name, row in self.rows.items():
-            of.setdefault(row.owner, [row.owner]).append(name)
-        places = [[batch.req_id_to_index[name] for name in names] for names in of.values()]
+            paths_of.setdefault(row.owner, [row.owner]).append(name)
+        places = [[batch.req_id_to_index[name] for name in names] for names in paths_of.values()]
         table = sent(_table(places, lambda line: -1), device)
         followed = verify.follow_paths(sampled, drafts, table)
         source = torch.arange(len(sampled), device=device)[:, None].repeat(1, sampled.shape[1])
         kept[sent(torch.tensor([place for line in places for place in line[1:]]), device)] = verify.PLACEHOLDER
         kept[table[:, 0]] = followed.tokens
         source[table[:, 0]] = followed.rows
-        self._take_blocks(list(of.values()), followed.last)
+        self._take_blocks(list(paths_of.values()), followed.last)
         return source
 
-    def _take_blocks(self, of: list[list[str]], last: torch.Tensor) -> None:
+    def _take_blocks(self, paths: list[list[str]], last: torch.Tensor) -> None:
         """Copy the blocks of the paths that the texts have taken into the requests' own, or those onto themselves: no
         step waits for the device to tell which."""
         # Of each block of a request: its own, and that of each row.
         choices = []
         requests = []
-        for number, (owner, *names) in enumerate(of):
+        for number, (owner, *names) in enumerate(paths):
             blocks = [self._blocks_of(self.rows[name]) for name in names]
             first = self.rows[names[0]].start // self._block_size
             for i in range(max(map(len, blocks))):

@@ -7,6 +7,7 @@ same.
 """
 
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Iterator
@@ -17,8 +18,9 @@ import torch
 
 from sam.drafting.position_acceptance import PositionAcceptance
 from sam.drafting.texts import Drafts
+from sam.guard import guard
 from sam.switch.policies import MIN_GAIN_OFF, choose_lengths
-from sam.switch.policy import StepState
+from sam.switch.step_cost import StepState
 from sam.verify.exact import sent
 from sam.vllm.trained.passes import Batch, Chosen, ModelPasses, begin_copy
 
@@ -118,8 +120,8 @@ def _best_count(drafts: Drafts, expected, wanted, running: int, step_ms: np.ndar
             acceptance = np.concatenate([acceptance[~own[request_of]], expected[own, :count].ravel()])
             cost = step_ms + passes_ms[count - 1]
             cost[0] = step_ms[0]
-        of_all = acceptance.astype(np.float32), np.array([0, len(acceptance)])
-        lengths, *_, accepted = choose_lengths(*of_all, running, cost, MIN_GAIN_OFF)
+        as_a_draft = np.array([0, len(acceptance)])  # of all requests: only how many tokens are taken matters
+        lengths, accepted = choose_lengths(acceptance.astype(np.float32), as_a_draft, running, cost, MIN_GAIN_OFF)
         goodput.append((running + accepted) / cost[lengths.sum()])
     return int(np.argmax(goodput))
 
@@ -156,16 +158,16 @@ class ComingDrafts:
         row_of = {name: row for row, name in enumerate(self.batch.ids)}
         count = self.plan.count
         to = []
-        of = []
+        places = []
         for name, end in zip(request_ids, ends.tolist(), strict=True):
             if name in row_of and name in drafts:
                 begin = end - len(drafts[name])
                 length = min(len(drafts[name]), count)
                 to += range(begin, begin + length)
-                of += range(row_of[name] * count, row_of[name] * count + length)
+                places += range(row_of[name] * count, row_of[name] * count + length)
         if to:
-            to, of = sent(torch.tensor([to, of]), input_ids.device)
-            input_ids[to] = self._inputs.flatten()[of]
+            to, places = sent(torch.tensor([to, places]), input_ids.device)
+            input_ids[to] = self._inputs.flatten()[places]
 
 
 def recorded_event():
@@ -236,24 +238,23 @@ class TrainedDrafter:
     def _combine(self, policy: Any, state: StepState, budget: int, batch: Batch, proposed: Drafts) -> Drafts:
         has_room = self.passes.longest_text - 1 - batch.lengths >= budget  # no pass beyond the last position
         expected = self.acceptance.expected(batch.ids)[:, :budget] * has_room[:, None]
-        planned = policy, state, proposed, expected
+        plan_with = functools.partial(plan_passes, policy, state, proposed, expected, cost=self.pass_cost)
         # What was missed is looked up only where passes would pay if nothing was.
-        if plan_passes(*planned, np.ones_like(batch.lengths), self.pass_cost).count > 0:
-            missing = self.passes.missing(batch)
-            if (plan := plan_passes(*planned, missing, self.pass_cost)).count > 0:
-                return _replaced(proposed, plan.wanted, self._draft(plan, batch, missing), expected)
-        return proposed
+        if plan_with(missing=np.ones_like(batch.lengths)).count == 0:
+            return proposed
+        missing = self.passes.missing(batch)
+        plan = plan_with(missing=missing)
+        if plan.count == 0:
+            return proposed
+        return _replaced(proposed, plan.wanted, self._draft(plan, batch, missing), expected)
 
     @contextlib.contextmanager
     def harmless(self) -> Iterator[None]:
         """Count errors within: the rollout goes on without the draft model's tokens."""
-        try:
+        with guard(logger, self.counters, "draft_model_errors", "the draft model failed; drafts go on without it"):
             yield
-        except Exception:
-            self.counters["draft_model_errors"] += 1
-            self._errors_in_a_row += 1
-            if self.counters["draft_model_errors"] == 1:
-                logger.exception("the draft model failed; drafts go on without it (logged once, then counted)")
+            return
+        self._errors_in_a_row += 1
 
     def arrive(self) -> float:
         """Learn drafts that were on their way; the milliseconds of drafting within the step that has just ended."""
@@ -289,15 +290,15 @@ class TrainedDrafter:
         with self.harmless():
             tokens = metadata.draft_token_ids.to(torch.int64)
             begin = 0
-            found = torch.zeros((len(tokens), self._vocabulary()), dtype=torch.float32, device=tokens.device)
-            found.scatter_(1, tokens.clamp(0, found.shape[1] - 1)[:, None], 1.0)
+            probabilities = torch.zeros((len(tokens), self._vocabulary()), dtype=torch.float32, device=tokens.device)
+            probabilities.scatter_(1, tokens.clamp(0, probabilities.shape[1] - 1)[:, None], 1.0)
             for name, count in zip(self.passes.runner.input_batch.req_ids, metadata.num_draft_tokens, strict=False):
                 if name in drawn:
-                    own = drawn[name][:count, : found.shape[1]]
-                    found[begin : begin + count] = 0.0
-                    found[begin : begin + count, : own.shape[1]] = own
+                    own = drawn[name][:count, : probabilities.shape[1]]
+                    probabilities[begin : begin + count] = 0.0
+                    probabilities[begin : begin + count, : own.shape[1]] = own
                 begin += count
-            return found
+            return probabilities
         return None
 
     def _learn(self, batch: Batch) -> None:
@@ -318,24 +319,24 @@ class TrainedDrafter:
         runner = self.passes.runner
         ids = [batch.ids[i] for i in at]
         rows = np.array(batch.rows)[at]
-        missing = missing[at]
-        batch = batch._replace(ids=ids, rows=rows, lengths=batch.lengths[at])
+        to_read = missing[at]
+        drafting = batch._replace(ids=ids, rows=rows, lengths=batch.lengths[at])
         # Penalties, bad words and budgets of thinking count a step's drafts on the host.
         of_step = runner.input_batch
         counted = not of_step.no_penalties or of_step.bad_words_token_ids or of_step.thinking_budget_state_holder
         later = self.reads_later and not counted
         began = recorded_event() if later else time.perf_counter()
-        made = self.passes.draft(batch, missing, plan.count)
+        made = self.passes.draft(drafting, to_read, plan.count)
         self.counters["draft_model_steps"] += 1
         self.counters["draft_model_passes"] += plan.count
-        self.counters["draft_model_read_tokens"] += int(missing.sum())
+        self.counters["draft_model_read_tokens"] += int(to_read.sum())
         if made.probabilities is not None:
             self._drawn = dict(zip(ids, made.probabilities, strict=True))
         if later:
-            self.coming = ComingDrafts(plan, batch, made, began, self._vocabulary())
+            self.coming = ComingDrafts(plan, drafting, made, began, self._vocabulary())
             return [[FILLER] * plan.count for _ in ids]
         drafted = made.tokens.cpu().numpy()
-        return self._take(plan, batch, drafted, (time.perf_counter() - began) * 1e3)
+        return self._take(plan, drafting, drafted, (time.perf_counter() - began) * 1e3)
 
     def _take(self, plan: Passes, batch: Batch, drafted: np.ndarray, milliseconds: float) -> list[list[int]]:
         """Each draft, cut before its first token that is none; it is compared with the text when that is there."""

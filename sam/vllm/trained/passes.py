@@ -75,7 +75,7 @@ def drawn_drafts(runner, rows, passes: int, verification: str) -> Callable[[torc
     names = [batch.req_ids[row] for row in rows]
     requests = [runner.requests[name] for name in names]
     seed = runner.model_config.seed
-    keys = [rng_key(one.sampling_params.seed, seed, name) for one, name in zip(requests, names, strict=True)]
+    keys = [rng_key(state.sampling_params.seed, seed, name) for state, name in zip(requests, names, strict=True)]
     positions = np.array([request.num_tokens for request in requests])[:, None] + np.arange(passes)
     keys = np.repeat(np.array(keys, np.int64), passes)
     draws = uniforms(keys, positions.ravel(), OF_TARGET if is_exact else OF_DRAFTS).reshape(positions.shape)
@@ -129,7 +129,9 @@ class ModelPasses:
         """
         of_target = set(map(id, target_model.state_dict(keep_vars=True).values()))
         own = self.holder.model.state_dict(keep_vars=True).items()
-        self._kept_weights = {name: one.detach().to("cpu", copy=True) for name, one in own if id(one) not in of_target}
+        self._kept_weights = {
+            name: weight.detach().to("cpu", copy=True) for name, weight in own if id(weight) not in of_target
+        }
 
     def restore(self) -> None:
         """After a sleep or a weight sync: the weights are as loaded, and the KV cache holds nothing."""
@@ -155,11 +157,11 @@ class ModelPasses:
         blocks = self._table().get_numpy_array()
         if self.written is None:
             self.written = WrittenBlocks(self._table().block_size)
-        found = [
+        written = [
             self.written.written(name, entries.texts[row, :length], blocks[row], token)
             for name, row, length, token in zip(entries.ids, entries.rows, entries.lengths, before, strict=True)
         ]
-        return entries.lengths - np.minimum(found, entries.lengths - 1)
+        return entries.lengths - np.minimum(written, entries.lengths - 1)
 
     @torch.inference_mode()
     def draft(self, batch: Batch, missing: np.ndarray, count: int) -> Chosen:
@@ -206,7 +208,7 @@ class ModelPasses:
             for request, begin, end in zip(requests, begins, begins + counts, strict=True):
                 self.written.note(batch.ids[request], begin, end, blocks[batch.rows[request]])
             places = np.flatnonzero(positions[piece] == batch.lengths[request_of[piece]] - 1)
-            last.append([one[sent(places, self.holder.device)] for one in states])
+            last.append([state[sent(places, self.holder.device)] for state in states])
         for_logits, carried = (torch.cat(parts) for parts in zip(*last, strict=True))
         return for_logits, carried
 
@@ -253,8 +255,8 @@ class ModelPasses:
         if holder.pass_hidden_states_to_model:
             beside = {"hidden_states": holder.hidden_states[:num_tokens]}
         positions = holder._get_positions(num_tokens)
-        found = holder.model(input_ids=holder.input_ids[:num_tokens], positions=positions, **beside)
-        for_logits, carried = found if isinstance(found, tuple) else (found, found)
+        states = holder.model(input_ids=holder.input_ids[:num_tokens], positions=positions, **beside)
+        for_logits, carried = states if isinstance(states, tuple) else (states, states)
         return for_logits[:num_tokens], carried[:num_tokens]
 
 
@@ -284,7 +286,7 @@ class EaglePasses(ModelPasses):
         """
         tokens = step.num_actual_tokens
         event = torch.Event()
-        states = torch.cat([one[:tokens] for one in aux_hidden_states or [hidden_states]], dim=-1)
+        states = torch.cat([layer[:tokens] for layer in aux_hidden_states or [hidden_states]], dim=-1)
         self._arriving.append((begin_copy(step.slot_mapping[:tokens]), begin_copy(states), event))
         event.record()
         self._write_states(UNDER_WAY)

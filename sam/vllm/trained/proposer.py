@@ -18,9 +18,8 @@ from sam.drafting.drafter import NOTHING, Drafter
 from sam.drafting.texts import start_sequence
 from sam.engine.session import Drafting
 from sam.vllm import patches, ranks, warmup_cost
-from sam.vllm.adapter import Adapter
 from sam.vllm.async_proposer import AsyncDrafting
-from sam.vllm.proposer import SamProposer
+from sam.vllm.proposer import Adapter, SamProposer
 from sam.vllm.trained.drafter import PassCost, TrainedDrafter
 from sam.vllm.trained.passes import EaglePasses, ModelPasses
 

@@ -100,10 +100,10 @@ def _find(store, state, token):
     """Whether the state has an edge by `token`, and the edge's target and count."""
     node = state.node
     is_best = state.best_token == token
-    found = ((node.token == token) | is_best) & (state.total != 0)
+    has_edge = ((node.token == token) | is_best) & (state.total != 0)
     target = tl.where(is_best, state.best_target, node.target)
     count = tl.where(is_best, state.best_count, node.count)
-    if (state.total != 0) & (node.extra != NONE) & (found == 0):
+    if (state.total != 0) & (node.extra != NONE) & (has_edge == 0):
         h = (state.index.to(tl.uint64) * HASH_A) ^ (token.to(tl.uint64) * HASH_B)
         h = h ^ (h >> 29)
         bucket = (h & (2 * store.base_buckets - 1).to(tl.uint64)).to(tl.int64)
@@ -111,31 +111,31 @@ def _find(store, state, token):
         edge = tl.load(store.buckets + tl.minimum(tl.maximum(bucket, 0), store.most_buckets - 1))
         left = tl.cast(MAX_CHAIN, tl.int32)
         while (edge >= 0) & (left > 0):
-            its = _node(store, edge)
-            found = (its.length == state.index) & (its.token == token)
-            target = tl.where(found, its.target, target)
-            count = tl.where(found, its.count, count)
-            edge = tl.where(found, NONE, its.total)
+            candidate = _node(store, edge)
+            has_edge = (candidate.length == state.index) & (candidate.token == token)
+            target = tl.where(has_edge, candidate.target, target)
+            count = tl.where(has_edge, candidate.count, count)
+            edge = tl.where(has_edge, NONE, candidate.total)
             left -= 1
-    return found, target, count
+    return has_edge, target, count
 
 
 @triton.jit
 def _advance(store, longest, match_len, token):
     """The longest repeated suffix when `token` follows: a state, its match length, and whether it was found in time."""
-    found, target, _count = _find(store, longest, token)
+    has_edge, target, _count = _find(store, longest, token)
     state = longest.index
     link = longest.node.link
     length = match_len
     left = tl.cast(MAX_LINKS, tl.int32)
-    while (found == 0) & (link >= 0) & (left > 0):
+    while (has_edge == 0) & (link >= 0) & (left > 0):
         state = link
         node = _node(store, state)
         length = node.length
         link = node.link
-        found, target, _count = _find(store, _state(store, state, node, True), token)
+        has_edge, target, _count = _find(store, _state(store, state, node, True), token)
         left -= 1
-    return tl.where(found, target, state), tl.where(found, length + 1, 0), found | (link < 0)
+    return tl.where(has_edge, target, state), tl.where(has_edge, length + 1, 0), has_edge | (link < 0)
 
 
 @triton.jit
@@ -295,8 +295,8 @@ def _recalled_share(row, token):
 def _mixed(store, state, weight, token, p):
     """`p` with the token's share in a context interpolated into it."""
     if state.total != 0:
-        found, _target, count = _find(store, state, token)
-        share = tl.where(found, count.to(tl.float64) / state.total.to(tl.float64), 0.0)
+        has_edge, _target, count = _find(store, state, token)
+        share = tl.where(has_edge, count.to(tl.float64) / state.total.to(tl.float64), 0.0)
         p += weight * (share - p)
     return p
 

@@ -1,5 +1,7 @@
 """Every config, drafter and scale, through Hydra, verl's validation and vLLM's argument parser."""
 
+from importlib.resources import files
+
 import pytest
 from verl.utils.config import validate_config
 
@@ -64,6 +66,10 @@ def test_torchs_attention_keeps_packed_sequences_apart():
 
 
 def test_every_choice_is_known_and_every_config_has_a_script():
-    assert set(DRAFTERS) == set(METHODS) == {path.stem for path in (CONFIGS / "speculation").glob("*")} - {"knobs"}
+    assert (
+        set(DRAFTERS)
+        == set(METHODS)
+        == {path.stem for path in (files("sam.configs") / "speculation").glob("*")} - {"knobs"}
+    )
     for path in CONFIGS.glob("dapo_*.yaml"):
         assert path.stem in (CONFIGS.resolve().parent / "scripts" / f"run_{path.stem}.sh").read_text()

@@ -3,12 +3,13 @@
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from recipe.sam_dapo import verl_plugin  # noqa: F401 - registers what `${sam:...}` stands for
+from recipe.sam_dapo import patches_of_verl, verl_plugin  # noqa: F401 - follows the import of verl's trainers
 from recipe.sam_dapo.launch import sharing, speculation
 from recipe.sam_dapo.launch.config import verl_configs
 from sam.config import METHODS, WITH_DRAFT_MODEL, SpeculationConfig
@@ -49,6 +50,24 @@ def test_replicas_share_text_in_a_log_that_has_room():
     apart = ["+speculation=sam", "trainer.v1.trainer_mode=separate_async", "actor_rollout_ref.rollout.nnodes=1"]
     assert sharing.replicas(ahead) == 4 and sharing.replicas(composed(*apart)) == 8
     assert sharing.replicas(composed(*apart, "actor_rollout_ref.hybrid_engine=false")) == 4
+
+
+def test_verls_trainers_are_joined_when_they_are_imported_and_are_verls_own_where_nothing_asks():
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+    for name in patches_of_verl.PATCHES["join_trainers"].targets.split():
+        assert getattr(PPOTrainer, name)._sam == {"join_trainers"}
+    manager = SimpleNamespace(get_client=lambda **chosen: chosen)
+    for overrides, is_routed in (
+        ([], False),
+        (["+speculation=sam"], False),
+        (["+speculation=sam", "+routing=context"], True),
+    ):
+        trainer = SimpleNamespace(config=composed(*overrides), llm_server_manager=manager)
+        assert ("client_cls" in PPOTrainer.get_llm_client(trainer)) == is_routed
+    plain = SimpleNamespace(config=composed(), _setup=list, on_init_end=list)
+    PPOTrainer.init(plain)
+    assert not hasattr(plain, "sam_steps")
 
 
 START = """

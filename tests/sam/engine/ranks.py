@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from sam.switch.policy import Plan
+from sam.switch.policies import Plan
 from tests.sam.engine import async_cpu
 from tests.sam.engine.tiny_engine import VOCABULARY
 

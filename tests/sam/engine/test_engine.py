@@ -8,8 +8,7 @@ import pytest
 
 from sam.engine.hints import RequestHints
 from sam.engine.switch import Switch
-from sam.switch.policies import make_policy
-from sam.switch.policy import Plan
+from sam.switch.policies import Plan, make_policy
 from sam.switch.step_cost import StepCost
 from sam.vllm.plugin import installed
 from sam.vllm.step_recorder import StepRecorder

@@ -3,7 +3,8 @@
 import pytest
 
 from sam.engine.switch import Switch
-from sam.switch.policy import Plan, Policy, StepState
+from sam.switch.policies import Plan, Policy
+from sam.switch.step_cost import StepState
 
 NAMES = ["a", "b"]
 

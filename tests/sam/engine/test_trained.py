@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sam.config import SpeculationConfig
-from sam.switch.policy import Plan
+from sam.switch.policies import Plan
 from sam.vllm.plugin import check_installed, installed
 from sam.vllm.trained import drafter as trained
 from tests.sam.engine.async_cpu import Event

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from sam.switch.policies import LOSS_SHARE, Goodput, choose_lengths
-from sam.switch.policy import StepState
-from sam.switch.step_cost import StepCost, linear
+from sam.switch.step_cost import StepCost, StepState, linear
 
 
 def drafts_of(rng, requests, longest):

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from sam.switch.policies import make_policy
-from sam.switch.policy import StepState
-from sam.switch.step_cost import linear
+from sam.switch.step_cost import StepState, linear
 
 TIMELINE = np.array([*range(96, 0, -1), *[1] * 30])
 

@@ -5,8 +5,7 @@ import pytest
 
 from sam.drafting.texts import Drafts
 from sam.switch.policies import Goodput, make_policy
-from sam.switch.policy import StepState
-from sam.switch.step_cost import linear
+from sam.switch.step_cost import StepState, linear
 from sam.vllm.trained.drafter import PassCost, plan_passes
 
 K = 3

@@ -1,11 +1,13 @@
 """Configs compose on verl's own, and every mistake is one line before anything starts; which router a run has, and
 whether its replicas share text."""
 
+from importlib.resources import files
+
 import pytest
 from omegaconf import OmegaConf
 
 from recipe.sam_dapo.launch import routing, sharing
-from recipe.sam_dapo.launch.config import CONFIGS, ConfigError, compose_config
+from recipe.sam_dapo.launch.config import ConfigError, compose_config
 from recipe.sam_dapo.main_dapo import main
 from recipe.sam_dapo.preflight import settings
 from recipe.sam_dapo.record.settings import differences
@@ -25,7 +27,7 @@ def test_the_toggle_changes_nothing_but_speculation_whose_yaml_has_the_defaults_
     }
     engine = on["actor_rollout_ref"]["rollout"]["engine_kwargs"]["vllm"]
     assert engine["stream_interval"] > on["data"]["max_response_length"]  # handed on when complete
-    knobs = OmegaConf.to_container(OmegaConf.load(CONFIGS / "speculation" / "knobs.yaml"))
+    knobs = OmegaConf.to_container(OmegaConf.load(files("sam.configs") / "speculation" / "knobs.yaml"))
     assert knobs == SpeculationConfig().to_dict()
 
 
@@ -44,7 +46,7 @@ BAD = [
     ("trainer.tset_freq=5", "trainer.tset_freq does not exist in this config: did you mean trainer.test_freq?"),
     ("+trainer.gamma=1", "+trainer.gamma=1: dapo_tiny_cpu has all keys of a run: leave it out [config.value]"),
     (f"{VLLM}.block_size=16", "To append to your config use +actor_rollout_ref"),  # where a `+` is what helps
-    (f"+{VLLM}.additional_config=3", "engine_kwargs.vllm.additional_config=3: expected a dictionary"),
+    (f"{VLLM}.additional_config=3", "engine_kwargs.vllm.additional_config=3: expected a dictionary"),
     ("data=null", "data=null: expected keys below it"),
     ("not_an_override", "not_an_override: expected KEY=VALUE"),
     ("seed=-5", "seed=-5: expected an integer from 0 to 4294967295"),
