@@ -44,8 +44,8 @@ class LateSession(FollowingSession):
 
     def _draft(self, step: Step, *_) -> dict[str, list[int]]:
         now = time.perf_counter()
-        steps = [one for one in self._unread if isinstance(one, Step)]
-        newest_first = (one.copied.query() for one in reversed(steps))  # copies end in order
+        steps = [entry for entry in self._unread if isinstance(entry, Step)]
+        newest_first = (earlier.copied.query() for earlier in reversed(steps))  # copies end in order
         under_way = sum(1 for _ in itertools.takewhile(operator.not_, newest_first))
         if not self.switch.holds(now, len(step.request_ids)):
             self._observe(now, steps[: len(steps) - under_way])

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from sam.config import SpeculationConfig
-from sam.switch.policy import Plan
+from sam.switch.policies import Plan
 from sam.vllm.step_recorder import StepRecorder
 from sam.vllm.v2 import device_speculator, device_walk
 from tests.sam.engine import matrix

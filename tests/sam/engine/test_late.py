@@ -7,7 +7,7 @@ import numpy as np
 from sam.config import SpeculationConfig
 from sam.drafting.drafter import Drafter
 from sam.engine.late import LateSession
-from sam.switch.policy import Plan
+from sam.switch.policies import Plan
 from tests.sam.engine.test_followed import LONGEST, PROMPT, start, step
 
 
