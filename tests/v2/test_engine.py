@@ -14,7 +14,8 @@ from tests.sam.engine import matrix
 from tests.sam.engine.faults import FAULTS, mend
 from tests.sam.engine.tiny_engine import PROMPTS
 from tests.sam.sharing.channel import Channel
-from tests.v2.engines import ROWS, SQUEEZED, Operators, engine, watch
+from tests.v2 import zero
+from tests.v2.engines import ROWS, SQUEEZED, engine, watch
 
 pytestmark = pytest.mark.engine
 
@@ -157,39 +158,7 @@ def test_tokens_follow_the_models_distribution(drafting):
     assert stats.chisquare(np.bincount((np.array(places) * 10).astype(int).clip(0, 9), minlength=10)).pvalue > 1e-4
 
 
-def work_of_steps(own) -> list[tuple]:
-    """Of each step what was scheduled of a request, blocks of the cache too, and which operators were called."""
-    core = own.llm.llm_engine
-    scheduler = core.engine_core.engine_core.scheduler
-    schedule = scheduler.schedule
-    step = core.step
-    steps = []
-
-    def noted(*arguments):
-        scheduled = schedule(*arguments)
-        drafts = sum(map(len, scheduled.scheduled_spec_decode_tokens.values()))
-        steps.append((scheduled.total_num_scheduled_tokens, drafts, scheduler.kv_cache_manager.usage))
-        return scheduled
-
-    def counted():
-        with Operators() as operators:
-            outputs = step()
-        steps.append(operators.called)
-        return outputs
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scheduler, "schedule", noted)
-        patch.setattr(core, "step", counted)
-        own.generate(PROMPTS[:3], [{"seed": row, "max_tokens": 8} for row in range(3)], logprobs=None)
-    return steps
-
-
 @pytest.mark.parametrize("is_asynchronous", [False, True], ids=["synchronous", "asynchronous"])
 def test_the_switchs_zero_schedules_and_computes_what_stock_does(model, is_asynchronous):
-    found = []
-    for method in (None, "sam"):
-        speculation = {"policy": "never", "batch_invariant": "off"}  # with vLLM's own linear layers
-        with engine(model, method, speculation, asynchronous=is_asynchronous) as own:
-            own.generate(PROMPTS[:1], [{"max_tokens": 2}])
-            found.append(work_of_steps(own))
-    assert found[0] == found[1] and len(found[0]) >= 16
+    stock, own = zero.works(model, is_asynchronous)
+    assert stock == own and len(stock) >= 16
