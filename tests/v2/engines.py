@@ -1,10 +1,7 @@
 """Engines with vLLM's second runner, and which requests of the matrix they are asked."""
 
-from collections import Counter
-
 import numpy as np
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from sam.config import SpeculationConfig
 from tests.sam.engine.async_cpu import Event
@@ -58,15 +55,3 @@ def watch(patch, own) -> list[tuple[int, int]]:
     patch.setattr(speculator, "async_tensor_h2d", counted_copy)
     patch.setattr(core, "step", counted_step)
     return steps
-
-
-class Operators(TorchDispatchMode):
-    """Counts the operators that are called."""
-
-    def __init__(self):
-        super().__init__()
-        self.called = Counter()
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.called[function.name()] += 1
-        return function(*args, **kwargs or {})

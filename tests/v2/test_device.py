@@ -20,7 +20,8 @@ from tests.sam.engine import matrix
 from tests.sam.engine.async_cpu import Event
 from tests.sam.engine.tiny_engine import PROMPTS
 from tests.sam.vllm.walks import draft_by_host, fast_interpreter
-from tests.v2.engines import ROWS, SQUEEZED, Operators, engine, watch
+from tests.v2.engines import ROWS, SQUEEZED, engine, watch
+from tests.v2.zero import Operators
 
 pytestmark = pytest.mark.engine
 
