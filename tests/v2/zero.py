@@ -1,9 +1,24 @@
 """What steps without drafts schedule, compute and copy: with `sam` as much as stock vLLM's."""
 
+from collections import Counter
+
 import pytest
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.sam.engine.tiny_engine import PROMPTS
-from tests.v2.engines import Operators, engine
+from tests.v2.engines import engine
+
+
+class Operators(TorchDispatchMode):
+    """Counts the operators that are called."""
+
+    def __init__(self):
+        super().__init__()
+        self.called = Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.called[function.name()] += 1
+        return function(*args, **kwargs or {})
 
 
 def work_of_steps(own) -> list[tuple]:
