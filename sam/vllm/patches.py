@@ -82,7 +82,7 @@ PATCHES = register({
     "draft_on_host": Patch("runner",
         "use_async_spec_decode token_ids_gpu_tensor _copy_valid_sampled_token_count take_draft_token_ids "
         "_update_states _sample sample_tokens propose_draft_token_ids _prepare_input_ids execute_model "
-        "speculator num_speculative_steps use_async_scheduling",
+        "speculator num_speculative_steps",
         "vLLM's asynchronous drafters run on the device, and the host corrects its counts a step late. Ours put true "
         "counts and drafts into the next step before it begins; a trained drafter's are filled in on the device. No "
         "runner tells its drafters which requests are new, nor their prompts, nor which have finished.",

@@ -104,11 +104,6 @@ class SamSpeculator(Drafting, BaseSpeculator):
         is_needed = self._drafts_follow(batch) or batch.num_draft_tokens > 0
         usual = {"speculator": self, "num_speculative_steps": self.num_speculative_tokens}
         now = {"speculator": self if is_needed else None, "num_speculative_steps": 0}
-        # vLLM 0.23 scheduled synchronously waits here for the copy that `_end_step` is to note.
-        waits = not getattr(runner, "use_async_scheduling", True)
-        if waits:
-            usual["use_async_scheduling"] = False
-            now["use_async_scheduling"] = True
         try:
             for name, value in now.items():
                 patches.put(runner, name, "draft_on_host", value)
@@ -120,7 +115,7 @@ class SamSpeculator(Drafting, BaseSpeculator):
             with self.session.harmless():
                 self._end_step(batch, output)
                 hooks.ask_for_room(output.model_runner_output, self)
-        return output.get_output() if waits else output
+        return output
 
     def _drafts_follow(self, batch) -> bool:
         """Whether drafts for the next step are made as this one ends: its tokens come to the host first."""
