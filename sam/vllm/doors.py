@@ -138,6 +138,7 @@ DOORS = {
         "v1/worker/gpu/spec_decode/__init__.py init_speculator(vllm_config, device)",
         "v1/worker/gpu/buffer_utils.py UvaBuffer(size, dtype)",
         "utils/platform_utils.py is_uva_available",
+        "utils/torch_utils.py async_tensor_h2d(data, device)",
         "utils/torch_utils.py get_accelerator_view_from_cpu_tensor(cpu_tensor)",
         "v1/worker/gpu/input_batch.py InputBatch.idx_mapping",
         "v1/worker/gpu/input_batch.py InputBatch.num_computed_tokens_np",
