@@ -14,6 +14,7 @@ import torch
 
 from sam.config import SpeculationConfig
 from sam.switch.policies import Plan
+from sam.vllm.plugin import check_installed, installed
 from sam.vllm.step_recorder import StepRecorder
 from sam.vllm.v2 import device_speculator, device_walk
 from tests.sam.engine import matrix
@@ -39,6 +40,7 @@ def drafting(model, is_interpreted=False, **arguments):
             patch.setattr(device_walk, "draft", draft_by_host)
         with engine(model, "sam", asynchronous=True, speculation=ON_DEVICE, **arguments) as own:
             assert own.runner.speculator.on == "the device"
+            check_installed(SpeculationConfig(), installed(own.runner))
             yield own
 
 
@@ -65,6 +67,16 @@ def test_tokens_are_stock_vllms_before_and_after_a_weight_sync(squeezed, stock):
     counters = squeezed.counters()
     assert counters["draft_errors"] == counters["untracked_requests"] == counters["waited_steps"] == 0
     assert counters["policy_version"] == 2 and counters["tracked_requests"] >= 2 * len(ROWS)
+
+
+@pytest.mark.long
+def test_tokens_are_stock_vllms_over_the_whole_matrix(model):
+    with engine(model, asynchronous=True, **matrix.SQUEEZED, logprobs_mode="processed_logprobs") as own:
+        stock = matrix.run(own)
+    with drafting(model, **matrix.SQUEEZED, logprobs_mode="processed_logprobs") as own:
+        matrix.assert_same(matrix.run(own), stock, by=1e-4)
+        counted = own.count()
+    assert counted["accepted"] > 100 and counted["preemptions"] > 3
 
 
 PLANS = {
@@ -167,7 +179,7 @@ def test_where_it_cannot_be_the_host_drafts_and_says_why(monkeypatch):
     first = SimpleNamespace(is_first_rank=True, broadcast_object=lambda reason: reason)
     other = SimpleNamespace(is_first_rank=False, broadcast_object=lambda _: "of the first rank")
     monkeypatch.setattr(device_speculator, "SamSpeculator", lambda *_: SimpleNamespace(on="the host"))
-    monkeypatch.setattr(device_speculator, "DeviceSpeculator", lambda *_: SimpleNamespace(on="the device"))
+    monkeypatch.setattr(device_speculator, "SamDeviceSpeculator", lambda *_: SimpleNamespace(on="the device"))
     monkeypatch.setattr(device_speculator, "get_tp_group", lambda: first)
     monkeypatch.setattr(device_speculator, "DEVICES", ["cuda"])
     of = functools.partial(device_speculator.make_speculator, device=torch.device("cpu"))
@@ -180,5 +192,5 @@ def test_where_it_cannot_be_the_host_drafts_and_says_why(monkeypatch):
     monkeypatch.setattr(device_speculator, "get_tp_group", lambda: other)
     assert of(engines(), on_device).on == "the host (of the first rank)"
     monkeypatch.setattr(device_speculator, "get_tp_group", lambda: first)
-    monkeypatch.setattr(device_speculator, "DeviceSpeculator", no_memory)
+    monkeypatch.setattr(device_speculator, "SamDeviceSpeculator", no_memory)
     assert of(engines(), on_device).on == "the host (CUDA error: out of memory)"

@@ -17,7 +17,8 @@ from sam.config import WITH_DRAFT_MODEL, SpeculationConfig
 from sam.tools.bench.hub import is_hub_name
 
 STOCK = "stock"
-VARIANTS = (STOCK, "off", "sam", "ngram", "suffix", *WITH_DRAFT_MODEL)
+ON_DEVICE = "sam-device"
+VARIANTS = (STOCK, "off", "sam", ON_DEVICE, "ngram", "suffix", *WITH_DRAFT_MODEL)
 FIXED = {f"sam-k{tokens}": tokens for tokens in range(1, 16)}  # drafts of up to so many tokens in every step
 # Set by the variants, so that nobody else may.
 RESERVED = (
@@ -100,6 +101,8 @@ class Settings(argparse.Namespace):
         if self.text is not None:
             # No uniform of this engine drew a recording's tokens, so that a draw with one would be any draw.
             keys["draft_sample_method"] = "greedy"
+        if variant == ON_DEVICE:
+            return keys | {"method": "sam", "draft_on": "auto"}
         if variant in FIXED:
             return keys | {"method": "sam", "policy": "always", "num_speculative_tokens": FIXED[variant]}
         if variant in WITH_DRAFT_MODEL:

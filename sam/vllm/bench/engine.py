@@ -59,7 +59,10 @@ class BenchEngine:
         if not self._is_stock:
             from sam.vllm.plugin import check_installed
 
-            check_installed(wanted, self._llm.collective_rpc("sam_bench_attach", args=(forces_text,))[0])
+            status = self._llm.collective_rpc("sam_bench_attach", args=(forces_text,))[0]
+            check_installed(wanted, status)
+            if wanted.draft_on == "auto" and status["drafter"] != "SamDeviceSpeculator":
+                raise RuntimeError("sam-device: the host drafts in this engine, and its log says why: take sam")
         elif "sam.vllm.plugin" in sys.modules:
             raise RuntimeError("this project's plugin was loaded into stock vLLM")
         print("the engine is ready", flush=True)

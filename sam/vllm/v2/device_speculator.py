@@ -39,7 +39,7 @@ def make_speculator(vllm_config, config: SpeculationConfig, device: torch.device
     if reason is None:
         ranks = get_tp_group()
         try:
-            speculator = DeviceSpeculator(vllm_config, device)
+            speculator = SamDeviceSpeculator(vllm_config, device)
         except RuntimeError as error:  # CUDA's, of memory that cannot be pinned
             if not ranks.is_first_rank:
                 raise
@@ -62,7 +62,7 @@ def why_not(vllm_config) -> str | None:
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-class DeviceSpeculator(SamSpeculator):
+class SamDeviceSpeculator(SamSpeculator):
     """Drafts on the device, for the requests of a step as its tokens are drawn.
 
     Of several tensor-parallel ranks the first drafts, and gives the others its drafts from device to device.

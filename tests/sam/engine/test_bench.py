@@ -62,3 +62,11 @@ def test_forced_text_on_a_config_alone(bench, model, tmp_path):
     assert stock["responses"] == sam["responses"] == 6 and stock["steps"] == 360 > sam["steps"]
     assert stock["drafted"] is None and 6 * 10 < sam["accepted"] <= 6 * 20
     assert bench(*words) == rows, "nothing is left to do"
+
+
+def test_a_device_that_does_not_draft_is_not_measured(model, tmp_path, capsys):
+    prompts = [json.dumps({"prompt_token_ids": [1, 2, group]}) for group in range(25)]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(prompts))
+    words = ["--model", model.path, "--prompts", tmp_path / "prompts.jsonl", "--output", tmp_path, "--requests", "1"]
+    assert main([*map(str, words), *ENGINE, "--ignore-eos", "--variants", "off", "sam-device"]) == 2
+    assert "sam-device: the host drafts in this engine" in capsys.readouterr().err
