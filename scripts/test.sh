@@ -42,7 +42,8 @@ case "${1:-}" in
     fi
     shift
     [ $# -eq 0 ] || exec python -m pytest "$@"
-    side_by_side "$folder/test_engine.py" --durations=20 -- "$folder" --ignore "$folder/test_engine.py" --durations=20
+    first=("$folder"/test_[de]*.py)
+    side_by_side "${first[@]}" --durations=20 -- "$folder" "${first[@]/#/--ignore=}" --durations=20
     exit
     ;;
 --versions)
