@@ -49,15 +49,11 @@ def work_of_steps(own) -> list[tuple]:
 
 
 def works(model, is_asynchronous: bool) -> list[list[tuple]]:
-    """Of stock vLLM and of `sam` that never drafts: the work of their steps, but for the prompts'.
-
-    Under asynchronous scheduling vLLM 0.32 writes prompts of `sam` to the device's memory, not to the host's
-    (use_dense_all_token_ids).
-    """
+    """Of stock vLLM and of `sam` that never drafts: the work of their steps."""
     both = []
     for method in (None, "sam"):
         speculation = {"policy": "never", "batch_invariant": "off"}  # with vLLM's own linear layers
         with engine(model, method, speculation, asynchronous=is_asynchronous) as own:
             own.generate(PROMPTS[:1], [{"max_tokens": 2}])
-            both.append(work_of_steps(own)[2:])
+            both.append(work_of_steps(own))
     return both

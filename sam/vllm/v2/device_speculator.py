@@ -92,8 +92,10 @@ class SamDeviceSpeculator(SamSpeculator):
 
     def _drafts_follow(self, batch) -> bool:
         self._batch_rows = batch.idx_mapping
+        self._drafts = {}
         if self._ranks.is_first_rank:
-            self._draft(self._step_of(batch), is_known=False)
+            with self.session.harmless():
+                self._draft(self._step_of(batch), is_known=False)
         return bool(self._drafts)
 
     def _end_step(self, batch, output) -> None:

@@ -56,8 +56,6 @@ class SamSpeculator(Drafting, BaseSpeculator):
         longest = vllm_config.model_config.max_model_len
         drafter = make_drafter(config, self.num_speculative_tokens)
         self.session = self.session_class(config, drafter, costs, longest, self._is_async)
-        if self._ranks.is_first_rank:
-            self.session.begin(vllm_config.model_config)
         self.session.warm_up()
         self.verifying: dict[str, list[int]] = {}
         self._drafts: dict[str, list[int]] = {}  # of the next step
@@ -70,6 +68,8 @@ class SamSpeculator(Drafting, BaseSpeculator):
         """Take part in the steps of a model runner."""
         self._runner = runner
         runner.drafter = self  # by the first runner's name, for who shares text and says that weights are new
+        if self._ranks.is_first_rank:
+            self.session.begin(runner.vllm_config.model_config)
         patches.wrap(runner, "execute_model", "draft_on_host", self._execute_model)
         patches.wrap(runner, "sample_tokens", "draft_on_host", self._sample_tokens)
         patches.put(runner, "take_draft_token_ids", "draft_on_host", self.take_draft_token_ids)
