@@ -145,9 +145,9 @@ def _start(start: Callable, trainer) -> None:
 
 def _client(get: Callable, trainer) -> Any:
     """verl's client of the servers, or the one that tells the recipe's router how long responses are."""
-    from recipe.sam_dapo.rollout.client import RoutedClient
-
     if routing.is_routed(trainer.config):
+        from recipe.sam_dapo.rollout.agent_loop import RoutedClient
+
         return trainer.llm_server_manager.get_client(client_cls=RoutedClient)
     return get()
 

@@ -10,7 +10,7 @@ Four parts decide on a draft token.
   interpolation. Compressors call this the recovery of a match model.
 - What followed in other prompts' text (sam.drafting.prompt_memory). It joins last; its weight depends on how much of
   the text it and the group have recognised, and on the evidence.
-- How often earlier drafts were accepted, by which raw probabilities are calibrated (sam.drafting.calibration).
+- How often earlier drafts were accepted, by which raw probabilities are calibrated (sam.drafting.texts).
 
 Weights are learnt from every token by online expectation maximisation: a weight moves towards the share of the actual
 token's probability that its context brought. Equal calls give equal drafts.
@@ -21,8 +21,8 @@ from typing import NamedTuple
 import numpy as np
 
 from sam.automaton.store import NONE, find
-from sam.drafting.calibration import add_draft_token, make_acceptance
 from sam.drafting.prompt_memory import STRENGTHS, is_best, recall, share_of
+from sam.drafting.texts import add_draft_token, make_acceptance
 from sam.jit import kernel
 
 LENGTH_BUCKETS = 9
@@ -48,7 +48,7 @@ class Learned(NamedTuple):
     """All that drafting learns."""
 
     mixing: np.ndarray  # MIXING [contexts], the weights of contexts
-    acceptance: np.ndarray  # ACCEPTANCE [bins + 1], the table of sam.drafting.calibration
+    acceptance: np.ndarray  # ACCEPTANCE [bins + 1], the table of sam.drafting.texts
 
 
 def make_learned() -> Learned:

@@ -9,10 +9,17 @@ from sam.automaton import store
 from sam.automaton.prompt_groups import Groups, walk
 from sam.automaton.store import NONE, blocks_for, extend, reserve
 from sam.config import SCOPES, SpeculationConfig
-from sam.drafting.calibration import update_calibration
 from sam.drafting.context_mixing import draft, learn, make_learned
 from sam.drafting.prompt_memory import BUDGET_SHARE, corpus_tag, make_memory, nothing, prompt_tag, recall, remember
-from sam.drafting.texts import RECENT_TOKENS, Drafts, Sequences, check_token_ids, make_sequences, start_sequence
+from sam.drafting.texts import (
+    RECENT_TOKENS,
+    Drafts,
+    Sequences,
+    check_token_ids,
+    make_sequences,
+    start_sequence,
+    update_calibration,
+)
 from sam.jit import compiled, compiled_for_threads, kernel
 
 PROMPT_SLOT = 0  # belongs to no request: prompts are appended with it

@@ -11,11 +11,10 @@ from typing import NamedTuple
 import numpy as np
 
 from sam.automaton.store import NONE
-from sam.drafting.calibration import acceptance_probability, bin_of
 from sam.drafting.context_mixing import Place, end_of, find_contexts, go_on, is_nothing, predict, probability_of
 from sam.drafting.drafter import Drafter
 from sam.drafting.prompt_memory import CANDIDATES, recall, share_of
-from sam.drafting.texts import RECENT_TOKENS, Sequences, make_sequences
+from sam.drafting.texts import RECENT_TOKENS, Sequences, acceptance_probability, bin_of, make_sequences
 from sam.jit import compiled, kernel
 
 MIN_SHARE = 0.02  # of a context's continuations, below which one is no candidate for a path of its own

@@ -1,7 +1,7 @@
 """How often a trained drafter's tokens are accepted, by position of the draft and by request.
 
 A request's own share is taken to be that of all requests until its counts outweigh `PRIOR` of them (shrinkage, as in
-sam.drafting.calibration).
+sam.drafting.texts).
 """
 
 import numpy as np

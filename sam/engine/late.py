@@ -14,11 +14,12 @@ from sam.config import SpeculationConfig
 from sam.drafting.drafter import Drafter
 from sam.drafting.position_acceptance import PositionAcceptance
 from sam.drafting.texts import Drafts
-from sam.engine.followed import STEPS_UNDER_WAY, FollowingSession, Step, Text
+from sam.engine.requests import Step, Text
+from sam.engine.session import STEPS_UNDER_WAY, Session
 
 
-class LateSession(FollowingSession):
-    """As FollowingSession; its drafts are places, token 0 each, and `draft` is called before the step's tokens are
+class LateSession(Session):
+    """As Session; its drafts are places, token 0 each, and `draft` is called before the step's tokens are
     drawn, `stepped` when their copy has begun."""
 
     def __init__(self, config: SpeculationConfig, drafter: Drafter, *further):
@@ -37,9 +38,9 @@ class LateSession(FollowingSession):
         """bool [requests]."""
         return np.array([name in self.texts for name in request_ids], dtype=bool)
 
-    def weights_updated(self, read) -> None:
+    def weights_updated(self) -> None:
         """As Session.weights_updated; what was accepted under older weights says less."""
-        super().weights_updated(read)
+        super().weights_updated()
         self._accepted.weights_updated()
 
     def _draft(self, step: Step, *_) -> dict[str, list[int]]:

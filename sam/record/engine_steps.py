@@ -40,12 +40,6 @@ FIELDS = {
 }
 
 
-def accepted_tokens(emitted: int, verified: int) -> int:
-    """Draft tokens accepted by `verified` verifications that emitted `emitted` tokens: each adds one of the model's own
-    (Leviathan et al., arXiv 2211.17192). A step without drafts counts as a verification that accepts none."""
-    return emitted - verified
-
-
 @dataclass(eq=False)
 class EngineSteps:
     """A replica's engine steps in the rollout of one training step, in order: arrays of the dtypes in FIELDS.

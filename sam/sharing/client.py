@@ -51,7 +51,7 @@ class GroupState:
 
 
 @dataclass
-class Text:
+class SharedText:
     """A response of this process; `sent` of its tokens are in the log."""
 
     key: bytes
@@ -81,8 +81,8 @@ class Client:
         self._number = secrets.randbits(31)  # no two clients have the same
         self._requests = itertools.count()
         self._events: deque[tuple] = deque()
-        self._texts: dict[int, Text] = {}  # of requests that run, by slot
-        self._ended: deque[Text] = deque()  # those that the log lacks tokens of
+        self._texts: dict[int, SharedText] = {}  # of requests that run, by slot
+        self._ended: deque[SharedText] = deque()  # those that the log lacks tokens of
         self._groups: dict[bytes, GroupState] = {}
         self._log: int | None = None  # its identity
         self._retry_at = -math.inf  # seconds
@@ -133,7 +133,7 @@ class Client:
     def _start(self, slot: int, key: bytes, prompt_tokens: int) -> None:
         group = self._groups.setdefault(key, GroupState())
         group.running += 1
-        self._texts[slot] = Text(key, group, next(self._requests), prompt_tokens)
+        self._texts[slot] = SharedText(key, group, next(self._requests), prompt_tokens)
 
     def _append(self, slots: np.ndarray, positions: np.ndarray, tokens: np.ndarray, offsets: np.ndarray) -> None:
         """An engine step's tokens, of each slot tokens[offsets[i]:offsets[i + 1]], from a position of its text on."""
@@ -159,7 +159,7 @@ class Client:
     def _forget(self, key: bytes) -> None:
         self._groups.pop(key, None)
 
-    def _question(self) -> tuple[bytes, list[tuple[Text, int]]]:
+    def _question(self) -> tuple[bytes, list[tuple[SharedText, int]]]:
         """What there is to send and to ask, and how far each text is then sent."""
         cursors = {key: group.cursor for key, group in self._groups.items() if group.running}
         records: dict[bytes, list[bytes]] = {key: [] for key in cursors}
@@ -174,7 +174,7 @@ class Client:
         stretches = ((key, cursors.get(key, log.NOTHING_WANTED), b"".join(parts)) for key, parts in records.items())
         return log.pack(stretches), ends
 
-    def _confirm(self, answer: bytes, ends: list[tuple[Text, int]]) -> None:
+    def _confirm(self, answer: bytes, ends: list[tuple[SharedText, int]]) -> None:
         (identity,) = log.IDENTITY.unpack_from(answer)
         for text, end in ends:
             self.counters["sharing_sent_tokens"] += end - text.sent

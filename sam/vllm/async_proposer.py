@@ -16,6 +16,7 @@ no clock: each is given its drafts before the step that verifies them, and waits
 drafts are verified, and before the first that are.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -25,8 +26,9 @@ import torch
 from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.spec_decode.ngram_proposer_gpu import NgramProposerGPU
 
-from sam.engine.followed import Step
-from sam.vllm import hooks, ranks
+from sam.engine.requests import Step
+from sam.vllm import hooks, patches, ranks
+from sam.vllm.exact_sampler import fill_last_placeholder
 from sam.vllm.proposer import Adapter
 
 
@@ -53,7 +55,7 @@ class AsyncDrafting(Adapter):
     def bind(self, runner) -> None:
         super().bind(runner)
         self._group = ranks.tensor_parallel_group(runner)
-        hooks.install_async(runner, self)
+        install(runner, self)
 
     def after_step(self, output) -> None:
         """Note what a step brings, by vLLM's AsyncGPUModelRunnerOutput, whose copy to the host is under way."""
@@ -187,3 +189,49 @@ class AsyncSamProposer(AsyncDrafting, NgramProposerGPU):
     def propose(self, *_unused) -> tuple[list, None]:
         """Called by vLLM before the tokens are copied, and given nothing: `after_step` drafts."""
         return [], None
+
+
+def install(runner, proposer) -> None:
+    """Connect a model runner with its AsyncDrafting."""
+    if not runner.use_async_scheduling:
+        raise ValueError(
+            "vLLM schedules synchronously, with an asynchronous drafter: set speculation.async_scheduling=off"
+        )
+    # Counts are true on the host before a step begins: no correction on the device, no copy of them, no wait for one.
+    put = functools.partial(patches.put, runner, name="draft_on_host")
+    put("use_async_spec_decode", value=False)
+    if runner.speculative_config.use_ngram_gpu():
+        runner._num_valid_draft_tokens_cpu.fill_(runner.num_spec_tokens)  # before_step has trimmed already
+        put("token_ids_gpu_tensor", value=runner.token_ids_gpu_tensor[:, :0].clone())
+        skip_ngram_gpu_tensors()
+    else:
+        hooks.give_own_counts(runner)
+
+    def keep_sampled_tokens(next_token_ids, _counts):
+        """In place of a copy of the counts to the host."""
+        runner.input_batch.prev_sampled_token_ids = next_token_ids.unsqueeze(1)
+
+    put("_copy_valid_sampled_token_count", value=keep_sampled_tokens)
+    put("take_draft_token_ids", value=proposer.take_draft_token_ids)
+    patches.before(runner, "_sample", "draft_on_host", lambda _logits: fill_last_placeholder(runner))
+    patches.wrap(runner, "sample_tokens", "draft_on_host", functools.partial(_draft_after_sampling, proposer))
+
+
+def _draft_after_sampling(proposer, sample_tokens, *arguments, **keywords):
+    """Draft once vLLM's copy of the sampled tokens to the host is under way, and tell the scheduler."""
+    output = sample_tokens(*arguments, **keywords)
+    if hasattr(output, "get_output"):
+        proposer.after_step(output)
+        hooks.ask_for_room(output._model_runner_output, proposer)
+    return output
+
+
+def skip_ngram_gpu_tensors() -> None:
+    """Keep no texts on the device for a model runner of ours, which has a tensor without columns there."""
+    from vllm.v1.worker import gpu_model_runner
+
+    def update(original, input_batch, token_ids_gpu_tensor, *arguments, **keywords):
+        if token_ids_gpu_tensor.shape[1]:
+            original(input_batch, token_ids_gpu_tensor, *arguments, **keywords)
+
+    patches.wrap(gpu_model_runner, "update_ngram_gpu_tensors_incremental", "skip_ngram_gpu_tensors", update)

@@ -13,7 +13,6 @@ from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
 from sam import verify
 from sam.verify.exact import rng_key, sent, uniforms
-from sam.vllm import hooks
 
 NO_DRAFT = -2  # equal to no token and not to the placeholder
 # vLLM's own processors are always listed; these attributes say whether a request uses them.
@@ -40,6 +39,30 @@ class _Rows(NamedTuple):
         return cls(counts, request, np.arange(len(request)) - (np.cumsum(counts) - counts)[request])
 
 
+def requests_of_rows(runner) -> list[str]:
+    """The request that each row of the batch belongs to: further paths have rows of their own."""
+    ids = runner.input_batch.req_ids
+    paths = getattr(runner, "sam_paths", None)
+    return ids if paths is None else [paths.owner_of(name) for name in ids]
+
+
+def fill_last_placeholder(runner) -> None:
+    """Put the tokens that the step before sampled into the requests' outputs, as penalties need it.
+
+    Root cause: InputBatch.update_async_output_token_ids does so only while a request with penalties is in the batch. It
+    takes all placeholders at an output's end for the last step's, and cuts off those beyond its tokens.
+    Symptom: when such a request joins, all others forget how many tokens they have, and exact verification draws their
+    next ones as if at an earlier position. Can go when vLLM fills the last ones.
+    """
+    batch = runner.input_batch
+    outputs = batch.sampling_metadata.output_token_ids
+    lengths = [len(output) for output in outputs]
+    batch.update_async_output_token_ids()
+    for output, length in zip(outputs, lengths, strict=True):
+        if missing := length - len(output):
+            output[-1:-1] = [-1] * missing
+
+
 class ExactSampler:
     """Replaces `GPUModelRunner._sample` on one model runner.
 
@@ -58,7 +81,7 @@ class ExactSampler:
         # Seeded requests' generators are not used; with them vLLM fails on CPU where a prompt comes in pieces
         # ("CPU Generator does not use offset", gpu_model_runner.py, _bookkeeping_sync).
         batch.generators.clear()
-        hooks.fill_last_placeholder(self.runner)
+        fill_last_placeholder(self.runner)
         metadata = batch.sampling_metadata
         if metadata.allowed_token_ids_mask is not None and metadata is not self._masked:
             self._mask(metadata.allowed_token_ids_mask)
@@ -89,7 +112,7 @@ class ExactSampler:
         `condense` and `swap_states`). Can go when: vLLM 0.32, which mends both.
         """
         forbidden = np.zeros(mask.shape, dtype=bool)
-        for row, request_id in enumerate(hooks.requests_of_rows(self.runner)):
+        for row, request_id in enumerate(requests_of_rows(self.runner)):
             if allowed := self.runner.requests[request_id].sampling_params.allowed_token_ids:
                 forbidden[row] = True
                 forbidden[row, allowed] = False
@@ -157,7 +180,7 @@ class ExactSampler:
         runner = self.runner
         if len(self._rng_keys) > 2 * len(runner.requests) + 1024:
             self._rng_keys = {name: key for name, key in self._rng_keys.items() if name in runner.requests}
-        requests = hooks.requests_of_rows(runner)
+        requests = requests_of_rows(runner)
         rng_keys, positions = np.empty((2, len(requests)), dtype=np.int64)
         for row, request_id in enumerate(requests):
             request = runner.requests[request_id]

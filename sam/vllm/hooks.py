@@ -1,6 +1,5 @@
 """The wires between vLLM's first model runner and drafters: what they change of it, and of its scheduler."""
 
-import functools
 import threading
 from dataclasses import replace
 
@@ -21,9 +20,6 @@ def install(runner) -> None:
         patches.put(runner, "effective_drafter_max_model_len", "draft_near_max_model_len", most)
     patches.put(runner, "num_accepted_tokens_event", "skip_accepted_counts", None)
     notice_new_weights(runner)
-    if not getattr(runner, "use_async_scheduling", False):
-        name = "skip_empty_drafts"
-        patches.wrap(runner, "take_draft_token_ids", name, lambda take: take() if runner.drafter.last.drafted else None)
     if current_platform.is_cuda():
         capture_drafts_of_any_length(runner)
 
@@ -82,13 +78,6 @@ def verify_by_rejection(module) -> None:
         patches.put(module, "expand_batch_to_tokens", "verify_by_rejection", verify.expand_batch_to_tokens)
 
 
-def requests_of_rows(runner) -> list[str]:
-    """The request that each row of the batch belongs to: further paths have rows of their own."""
-    ids = runner.input_batch.req_ids
-    paths = getattr(runner, "sam_paths", None)
-    return ids if paths is None else [paths.owner_of(name) for name in ids]
-
-
 def give_own_counts(runner) -> None:
     """Give the model runner dictionaries of its own of what is scheduled, which `before_step` trims."""
 
@@ -98,34 +87,6 @@ def give_own_counts(runner) -> None:
         return execute_model(replace(scheduler_output, **copies), *arguments, **keywords)
 
     patches.wrap(runner, "execute_model", "own_counts", with_own_counts)
-
-
-def fill_last_placeholder(runner) -> None:
-    """Put the tokens that the step before sampled into the requests' outputs, as penalties need it.
-
-    Root cause: InputBatch.update_async_output_token_ids does so only while a request with penalties is in the batch. It
-    takes all placeholders at an output's end for the last step's, and cuts off those beyond its tokens.
-    Symptom: when such a request joins, all others forget how many tokens they have, and exact verification draws their
-    next ones as if at an earlier position. Can go when vLLM fills the last ones.
-    """
-    batch = runner.input_batch
-    outputs = batch.sampling_metadata.output_token_ids
-    lengths = [len(output) for output in outputs]
-    batch.update_async_output_token_ids()
-    for output, length in zip(outputs, lengths, strict=True):
-        if missing := length - len(output):
-            output[-1:-1] = [-1] * missing
-
-
-def skip_ngram_gpu_tensors() -> None:
-    """Keep no texts on the device for a model runner of ours, which has a tensor without columns there."""
-    from vllm.v1.worker import gpu_model_runner
-
-    def update(original, input_batch, token_ids_gpu_tensor, *arguments, **keywords):
-        if token_ids_gpu_tensor.shape[1]:
-            original(input_batch, token_ids_gpu_tensor, *arguments, **keywords)
-
-    patches.wrap(gpu_model_runner, "update_ngram_gpu_tensors_incremental", "skip_ngram_gpu_tensors", update)
 
 
 def ask_for_room(output, drafter) -> None:
@@ -187,38 +148,3 @@ def discard_stale_drafts(scheduler_class) -> None:
 
     patches.wrap(scheduler_class, "update_from_output", "discard_stale_drafts", update_from_output)
     patches.wrap(scheduler_class, "reset_prefix_cache", "discard_stale_drafts", reset_prefix_cache)
-
-
-def install_async(runner, proposer) -> None:
-    """Connect a model runner with its AsyncDrafting."""
-    if not runner.use_async_scheduling:
-        raise ValueError(
-            "vLLM schedules synchronously, with an asynchronous drafter: set speculation.async_scheduling=off"
-        )
-    # Counts are true on the host before a step begins: no correction on the device, no copy of them, no wait for one.
-    put = functools.partial(patches.put, runner, name="draft_on_host")
-    put("use_async_spec_decode", value=False)
-    if runner.speculative_config.use_ngram_gpu():
-        runner._num_valid_draft_tokens_cpu.fill_(runner.num_spec_tokens)  # before_step has trimmed already
-        put("token_ids_gpu_tensor", value=runner.token_ids_gpu_tensor[:, :0].clone())
-        skip_ngram_gpu_tensors()
-    else:
-        give_own_counts(runner)
-
-    def keep_sampled_tokens(next_token_ids, _counts):
-        """In place of a copy of the counts to the host."""
-        runner.input_batch.prev_sampled_token_ids = next_token_ids.unsqueeze(1)
-
-    put("_copy_valid_sampled_token_count", value=keep_sampled_tokens)
-    put("take_draft_token_ids", value=proposer.take_draft_token_ids)
-    patches.before(runner, "_sample", "draft_on_host", lambda _logits: fill_last_placeholder(runner))
-    patches.wrap(runner, "sample_tokens", "draft_on_host", functools.partial(_draft_after_sampling, proposer))
-
-
-def _draft_after_sampling(proposer, sample_tokens, *arguments, **keywords):
-    """Draft once vLLM's copy of the sampled tokens to the host is under way, and tell the scheduler."""
-    output = sample_tokens(*arguments, **keywords)
-    if hasattr(output, "get_output"):
-        proposer.after_step(output)
-        ask_for_room(output._model_runner_output, proposer)
-    return output

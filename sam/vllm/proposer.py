@@ -14,8 +14,8 @@ import numpy as np
 
 from sam.config import SpeculationConfig
 from sam.drafting.drafter import Drafter
-from sam.engine.followed import FollowingSession, Step, Text
-from sam.engine.session import Drafting
+from sam.engine.requests import Step, Text
+from sam.engine.session import Drafting, Session
 from sam.sharing.drafter import make_drafter
 from sam.vllm import hooks, patches, ranks, warmup_cost
 from sam.vllm.paths.rows import PathRows, check_engine
@@ -42,7 +42,7 @@ class Adapter(Drafting):
         table = warmup_cost.table_of(config)
         goodput_only = {"step_cost": table, "graph_sizes": warmup_cost.graph_sizes(vllm_config), "paths": config.paths}
         longest = vllm_config.model_config.max_model_len
-        self.session = FollowingSession(config, self._make_drafter(config), goodput_only, longest, self.is_async)
+        self.session = Session(config, self._make_drafter(config), goodput_only, longest, self.is_async)
         self.is_drafting_rank = True
         self.verifying: dict[str, list[int]] = {}
 
@@ -75,7 +75,7 @@ class Adapter(Drafting):
 
     def weights_updated(self) -> None:
         """Count a weight sync."""
-        self.session.weights_updated(self.session.read)
+        self.session.weights_updated()
 
     def load_model(self, *_args, **_kwargs) -> None:
         """Compile the kernels; vLLM calls it once. RuntimeError if nobody would `bind` the drafter."""
@@ -140,7 +140,7 @@ class Adapter(Drafting):
 
     def _draft(self, step: Step, is_known: bool) -> dict[str, list[int]]:
         """Tell the session of a step, and draft for the next one."""
-        self.session.max_num_tokens_other_dp_ranks = getattr(self._runner, "sam_max_num_tokens_other_dp_ranks", 0)
+        step.max_num_tokens_other_dp_ranks = getattr(self._runner, "sam_max_num_tokens_other_dp_ranks", 0)
         self.session.stepped(step)
         return self.session.draft(step, is_known)
 
@@ -150,6 +150,11 @@ class SamProposer(Adapter):
     rollout: the step goes on without drafts, and the error is counted and logged once."""
 
     is_async = False
+
+    def bind(self, runner) -> None:
+        super().bind(runner)
+        name = "skip_empty_drafts"
+        patches.wrap(runner, "take_draft_token_ids", name, lambda take: take() if self.last.drafted else None)
 
     def before_step(self, scheduled) -> None:
         self._verify(dict(scheduled.scheduled_spec_decode_tokens), scheduled)

@@ -13,15 +13,15 @@ import numpy as np
 from vllm.config import CUDAGraphMode
 from vllm.forward_context import get_forward_context
 
-from sam.engine.hints import turn_of
-from sam.record.engine_steps import PER_STEP, TURNS, EngineSteps, accepted_tokens
+from sam.engine.requests import accepted_tokens, turn_of
+from sam.record.engine_steps import PER_STEP, TURNS, EngineSteps
 from sam.vllm import patches, warmup_cost
 
 RUNNING, EMITTED = (list(PER_STEP).index(name) for name in ("running", "emitted"))
 
 
 @dataclass
-class Step:
+class RecordedStep:
     """The step under way."""
 
     scheduled: Any = None  # vLLM's SchedulerOutput
@@ -45,7 +45,7 @@ class StepRecorder:
         speculative = runner.vllm_config.speculative_config
         self._draft_length = speculative.num_speculative_tokens if speculative else 0
         self._has_graphs = warmup_cost.graph_mode(runner.vllm_config) is not None
-        self._step = Step()
+        self._step = RecordedStep()
         self._last_end = 0.0  # the engine was idle before the step
         self._clear()
 
@@ -113,7 +113,9 @@ class StepRecorder:
             self._step.stages[stage] += time.perf_counter() - started
 
     def _execute_model(self, function, scheduler_output, *args, **kwargs):
-        self._step = Step(scheduler_output, time.perf_counter(), getattr(self._of_drafter("last"), "is_on", None))
+        self._step = RecordedStep(
+            scheduler_output, time.perf_counter(), getattr(self._of_drafter("last"), "is_on", None)
+        )
         self._note_preemptions(scheduler_output)
         result = self._timed("forward", function, scheduler_output, *args, **kwargs)
         # No request goes on from the step before: the time between the two steps was idle.
@@ -132,7 +134,7 @@ class StepRecorder:
     def _sample_tokens(self, function, *args, **kwargs):
         output = function(*args, **kwargs)
         step = self._step
-        self._step = Step()
+        self._step = RecordedStep()
         if step.scheduled is not None and (hasattr(output, "sampled_token_ids") or hasattr(output, "get_output")):
             step.began = self._last_end or step.began
             step.ended = time.perf_counter()
@@ -140,14 +142,14 @@ class StepRecorder:
             self._record_when_known(step, output)
         return output
 
-    def _record_when_known(self, step: Step, output) -> None:
+    def _record_when_known(self, step: RecordedStep, output) -> None:
         record = functools.partial(self._record, step, output)
         if self._of_drafter("is_awaiting"):  # what came out is known later
             self._runner.drafter.on_read = record
         else:
             record()
 
-    def _record(self, step: Step, output) -> None:
+    def _record(self, step: RecordedStep, output) -> None:
         """Add a step."""
         scheduled = step.scheduled
         if self._of_drafter("on_read") is not None:
@@ -223,7 +225,7 @@ class SecondRunnersRecorder(StepRecorder):
             self._preemptions += request.req_id in self._requests and request.req_id not in self._ended
             self._requests[request.req_id] = request
 
-    def _record_when_known(self, step: Step, output) -> None:
+    def _record_when_known(self, step: RecordedStep, output) -> None:
         step.drafts = self._of_drafter("verifying")
 
         def get_and_record(get_output):

@@ -1,7 +1,7 @@
 """The router's actor: requests wait here until sam.routing finds a replica that has room for them.
 
 verl 0.9.1 loads the class through `rollout.router_config_path` and makes one actor of it for all agent loops. Its calls
-are those of recipe.sam_dapo.rollout.client, not of verl's own client.
+are those of recipe.sam_dapo.rollout.agent_loop, not of verl's own client.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ CONVERSATIONS = 10_000  # as many as verl's balancer remembers
 NO_SERVERS = "No available servers in load balancer"  # verl's words
 
 
-class Request(NamedTuple):
+class RoutedRequest(NamedTuple):
     """A response to generate."""
 
     id: str  # no other request has it while this one is here
@@ -93,7 +93,7 @@ class ContextRouter:
         self._conversations: dict[str, str] = {}  # of the requests that are here
         self._last_server = LRUCache(maxsize=CONVERSATIONS)  # of each conversation
 
-    async def acquire(self, request: Request) -> Placement:
+    async def acquire(self, request: RoutedRequest) -> Placement:
         """Wait until a request may start; RuntimeError if there is no server."""
         await self._measure_servers()
         self._conversations[request.id] = request.conversation

@@ -15,7 +15,7 @@ from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, 
 
 from recipe.sam_dapo.launch import fork_server, speculation
 from sam.config import SpeculationConfig
-from sam.engine.hints import RequestHints
+from sam.engine.requests import RequestHints
 from sam.patching import wrap
 from sam.record.engine_steps import EngineSteps
 from sam.sharing import link
@@ -113,7 +113,7 @@ class SpeculationServer(vLLMHttpServer):
 
     async def generate(self, prompt_ids, sampling_params, request_id, **kwargs):
         """verl's, which says `completed` of a chunk that ended because it had its tokens, too: `length`
-        (recipe.sam_dapo.rollout.client)."""
+        (recipe.sam_dapo.rollout.agent_loop)."""
         is_chunk = RequestHints.of(SimpleNamespace(**sampling_params)).response_limit is not None
         self._finish_reasons[request_id] = None
         try:

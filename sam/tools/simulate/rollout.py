@@ -107,7 +107,7 @@ def load_setup(name: str, prompts: int | None = None) -> Setup:
     )
 
 
-class Replica:
+class SimulatedReplica:
     """One data-parallel rank of an engine, or a whole engine: its queue, its batch, its policy and its drafts.
 
     Args:
@@ -203,7 +203,7 @@ class Engine:
         clock, timeline: milliseconds since the round began, and rows of STEPS.
     """
 
-    def __init__(self, replicas: list[Replica], cost: StepCost, admit_ms: float):
+    def __init__(self, replicas: list[SimulatedReplica], cost: StepCost, admit_ms: float):
         self.replicas = replicas
         self._cost = cost
         self._admit_ms = admit_ms
@@ -232,7 +232,7 @@ class Engine:
         return counts[-1]
 
 
-def num_tokens_others(replicas: list[Replica]) -> list[int]:
+def num_tokens_others(replicas: list[SimulatedReplica]) -> list[int]:
     """For each rank the tokens of the largest last step of the others, 0 without others: all that vLLM's ranks know."""
     return [max((other.num_tokens for other in replicas if other is not rank), default=0) for rank in replicas]
 
@@ -246,7 +246,7 @@ def play(work: Round, cluster: Cluster, replica_of: np.ndarray, cost: StepCost, 
         progress: called with the tokens generated since the last call.
     """
     generated = np.zeros(len(work), dtype=np.int64)
-    replicas = [Replica(work, generated, cluster.max_num_seqs, *part) for part in parts]
+    replicas = [SimulatedReplica(work, generated, cluster.max_num_seqs, *part) for part in parts]
     ranks = [replicas] if cluster.dp_synchronous else [[replica] for replica in replicas]
     engines = [Engine(together, cost, cluster.admit_ms) for together in ranks]
     arriving = deque(np.argsort(work.arrivals, kind="stable").tolist())

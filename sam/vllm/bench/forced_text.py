@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from sam.vllm import hooks, patches
+from sam.vllm import patches
+from sam.vllm.exact_sampler import requests_of_rows
 
 ARGUMENT = "forced_text"  # of SamplingParams.extra_args: number of the request's response
 FREE = -1  # of `ForcedText.lookup`: the sampled token stays
@@ -70,7 +71,7 @@ class ForcedText:
 
     def _requests(self) -> tuple[np.ndarray, np.ndarray]:
         """Number of the response and next position of each request in the batch, int64 [requests] each."""
-        requests = [self._runner.requests[name] for name in hooks.requests_of_rows(self._runner)]
+        requests = [self._runner.requests[name] for name in requests_of_rows(self._runner)]
         numbers = [_number(request.sampling_params) for request in requests]
         # Under asynchronous scheduling the text holds a placeholder for every token under way.
         positions = [request.num_tokens - request.num_prompt_tokens for request in requests]

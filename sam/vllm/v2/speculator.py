@@ -20,8 +20,8 @@ from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 from sam.config import SpeculationConfig
-from sam.engine.followed import FollowingSession, Step, Text
-from sam.engine.session import Drafting
+from sam.engine.requests import Step, Text
+from sam.engine.session import Drafting, Session
 from sam.sharing.drafter import make_drafter
 from sam.vllm import hooks, patches, warmup_cost
 
@@ -42,7 +42,7 @@ class SamSpeculator(Drafting, BaseSpeculator):
     """
 
     on = "the host"  # where drafts are made
-    session_class = FollowingSession
+    session_class = Session
     supports_mm_inputs = False
     draft_logits = None  # a draft token is certain: vLLM's own rejection sampler takes it with its target probability
 
@@ -82,7 +82,7 @@ class SamSpeculator(Drafting, BaseSpeculator):
     def weights_updated(self) -> None:
         """Count a weight sync."""
         self.read_awaited(is_timed=False)
-        self.session.weights_updated(self.session.read)
+        self.session.weights_updated()
 
     def init_cudagraph_manager(self, cudagraph_mode) -> None:
         """There is no graph to make."""

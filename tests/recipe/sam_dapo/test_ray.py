@@ -90,7 +90,7 @@ def token(seed: int, position: int) -> int:
 @pytest.fixture(scope="module")
 def routed():
     """Two servers, the router, and a function that makes a client for chunks of so many tokens."""
-    from recipe.sam_dapo.rollout.client import RoutedClient
+    from recipe.sam_dapo.rollout.agent_loop import RoutedClient
     from recipe.sam_dapo.rollout.router import ContextRouterActor
 
     servers = {name: ray.remote(Server).options(num_cpus=0).remote() for name in ("a", "b")}
@@ -147,11 +147,11 @@ def test_an_aborted_chunk_ends_its_response_with_the_tokens_so_far(generate):
 
 def test_more_than_rays_thousand_calls_may_wait(routed):
     """With an actor's default of 1000 calls at once, requests that wait keep releases from coming in."""
-    from recipe.sam_dapo.rollout.router import Request
+    from recipe.sam_dapo.rollout.router import RoutedRequest
 
     _, router, _ = routed
     names = [str(number) for number in range(1100)]
-    calls = {router.acquire.remote(Request(name, name, 8, 64, name)): name for name in names}
+    calls = {router.acquire.remote(RoutedRequest(name, name, 8, 64, name)): name for name in names}
     while calls:
         (done, *_), _ = ray.wait(list(calls), timeout=600)
         router.release.remote(calls.pop(done), 5)

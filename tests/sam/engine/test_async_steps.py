@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sam.engine.followed import Step
+from sam.engine.requests import Step
 from sam.sharing.client import Client
 from sam.switch.policies import make_policy
 from tests.sam.engine.async_cpu import Event

@@ -6,9 +6,8 @@ import itertools
 import numpy as np
 import pytest
 
-from sam.engine.hints import RequestHints
-from sam.engine.switch import Switch
-from sam.switch.policies import Plan, make_policy
+from sam.engine.requests import RequestHints
+from sam.switch.policies import Plan, Switch, make_policy
 from sam.switch.step_cost import StepCost
 from sam.vllm.plugin import installed
 from sam.vllm.step_recorder import StepRecorder

@@ -8,7 +8,7 @@ from sam.config import SpeculationConfig
 from sam.drafting.drafter import Drafter
 from sam.engine.late import LateSession
 from sam.switch.policies import Plan
-from tests.sam.engine.test_followed import LONGEST, PROMPT, start, step
+from tests.sam.engine.test_session import LONGEST, PROMPT, start, step
 
 
 @dataclass

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from recipe.sam_dapo.rollout.router import AHEAD, ContextRouter, Request
+from recipe.sam_dapo.rollout.router import AHEAD, ContextRouter, RoutedRequest
 from sam.drafting.drafter import Drafter
 from sam.drafting.texts import digest
 from sam.history.client import HistoryClient
@@ -27,8 +27,8 @@ def router(*servers, chunk_tokens=None, history=None, **limits) -> ContextRouter
     return ContextRouter({name: server(**limits) for name in servers}, settings)
 
 
-def request(name: str, group: str = "g") -> Request:
-    return Request(name, group, 8, 64, name)
+def request(name: str, group: str = "g") -> RoutedRequest:
+    return RoutedRequest(name, group, 8, 64, name)
 
 
 def run(play):

@@ -2,8 +2,7 @@
 
 import pytest
 
-from sam.engine.switch import Switch
-from sam.switch.policies import Plan, Policy
+from sam.switch.policies import Plan, Policy, Switch
 from sam.switch.step_cost import StepState
 
 NAMES = ["a", "b"]

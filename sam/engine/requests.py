@@ -1,7 +1,10 @@
-"""What a request tells the drafters of its engine, in SamplingParams.extra_args: no token depends on it."""
+"""What an engine's requests bring: hints to the drafters in SamplingParams.extra_args, on which no token depends; their
+texts; and the tokens of a step."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
+
+import numpy as np
 
 PREFIX = "sam_"  # of the keys
 
@@ -62,3 +65,64 @@ def is_continued(state) -> bool:
         return not has_all and not parameters.stop
     has_more = state.num_prompt_tokens - response_start(state) + len(tokens) < hints.response_limit
     return has_all and has_more and min(tokens) >= 0
+
+
+@dataclass
+class Step:
+    """What a step brought, or will have brought once its tokens have come to the host."""
+
+    request_ids: list[str]  # of its rows
+    emits: np.ndarray  # bool [rows], False for a row that is still in its prompt
+    context: float  # mean tokens of its rows' texts
+    had_drafts: bool
+    tokens: np.ndarray  # int [rows, 1 + longest draft], on the host once `copied` is over
+    # int [rows], tokens of each row that are kept, likewise; 0 for a row still in its prompt. None until it is `read`:
+    # those that are no padding, which is negative.
+    counts: np.ndarray | None
+    copied: Any  # event of the copies of both; None: they are on the host
+    verified: np.ndarray | None = None  # int [rows], draft tokens of each; None where nobody asks
+    max_num_tokens_other_dp_ranks: int = 0  # as of sam.switch.step_cost.StepState
+
+    def read(self) -> None:
+        """Wait for its tokens."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        if self.counts is None:
+            self.counts = (self.tokens >= 0).sum(axis=1) * self.emits
+
+
+@dataclass
+class Text:
+    """A request's text so far; `sampling_params` are vLLM's."""
+
+    sampling_params: Any
+    prompt_token_ids: list[int]
+    output_token_ids: list[int]
+    _array: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    _converted: int = 0  # tokens that are in it
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    def __len__(self) -> int:
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    def behind(self, place: int) -> list[int]:
+        """Tokens from a place on."""
+        begin = self.num_prompt_tokens
+        return self.prompt_token_ids[place:] + self.output_token_ids[max(0, place - begin) :]
+
+    def array(self) -> np.ndarray:
+        """int32 [length]; what was asked for before is not converted again."""
+        if len(self) > len(self._array):
+            self._array = np.resize(self._array, 2 * len(self))
+        self._array[self._converted : len(self)] = self.behind(self._converted)
+        self._converted = len(self)
+        return self._array[: len(self)]
+
+
+def accepted_tokens(emitted: int, verified: int) -> int:
+    """Draft tokens accepted by `verified` verifications that emitted `emitted` tokens: each adds one of the model's own
+    (Leviathan et al., arXiv 2211.17192). A step without drafts counts as a verification that accepts none."""
+    return emitted - verified

@@ -7,7 +7,8 @@ import pytest
 
 from sam.config import SpeculationConfig
 from sam.drafting.drafter import Drafter
-from sam.engine.followed import FollowingSession, Step, Text
+from sam.engine.requests import Step, Text
+from sam.engine.session import Session
 
 LONGEST = 40
 PROMPT = [7, 8, 9, 1]
@@ -22,10 +23,10 @@ class Copy:
         Copy.waits += 1
 
 
-def session_of(policy="always", is_async=True, **speculation) -> FollowingSession:
+def session_of(policy="always", is_async=True, **speculation) -> Session:
     config = SpeculationConfig(policy=policy, **speculation)
     drafter = Drafter(max_draft_tokens=3, memory_budget_bytes=1 << 20)
-    return FollowingSession(config, drafter, {}, LONGEST, is_async)
+    return Session(config, drafter, {}, LONGEST, is_async)
 
 
 def start(session, *names, given=()) -> None:
