@@ -118,7 +118,7 @@ def test_no_import_runs_upwards_nor_in_a_circle(package, order):
 MOST_LINES, MOST_LINES_OF_FUNCTION, MOST_PARAMETERS, MOST_ATTRIBUTES = 500, 60, 6, 12
 LARGER = {
     "sam/history/client.py: HistoryClient: 13 attributes": "the queues to and from its threads are among them",
-    "sam/tools/simulate/rollout.py: Replica: 14 attributes": "a replica's whole state",
+    "sam/tools/simulate/rollout.py: SimulatedReplica: 14 attributes": "a replica's whole state",
     "sam/verify/rejection.py: rejection_sample: 8 parameters": "vLLM's signature",
     "sam/vllm/ascend/__init__.py: expand_triton: 7 parameters": "vllm-ascend's signature",
 }

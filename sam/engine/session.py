@@ -46,7 +46,6 @@ class Session:
             then.
 
     Attributes:
-        counters: those of COUNTERS, and the drafter's own: everything in it goes to the metrics.
         history: None without one.
         paths: the PathRows of sam.vllm.paths, which may plan further paths.
         shares_at: seconds from which on new text is to be sent to other replicas.
@@ -58,9 +57,7 @@ class Session:
     def __init__(
         self, config: SpeculationConfig, drafter: Drafter, goodput_only: dict, max_model_len: int, is_async: bool
     ):
-        self.config = config
         self.drafter = drafter
-        self.counters = drafter.counters
         self.counters.update(dict.fromkeys(COUNTERS, 0))
         if is_async:
             self.counters.update(dict.fromkeys(ASYNC_COUNTERS, 0))
@@ -77,6 +74,11 @@ class Session:
         self._behind: dict[str, None] = {}  # those of which the drafter lacks tokens
         self._unread: deque[Step | tuple[str, Text] | set[str]] = deque()
 
+    @property
+    def counters(self) -> dict[str, int]:
+        """Those of COUNTERS, and the drafter's own: everything in it goes to the metrics."""
+        return self.drafter.counters
+
     def warm_up(self) -> None:
         """Compile the kernels, so that no step waits for them."""
         started = time.perf_counter()
@@ -84,14 +86,14 @@ class Session:
         warm_up()
         logger.info("drafter compiled in %.1f s", time.perf_counter() - started)
 
-    def begin(self, model_config) -> None:
+    def begin(self, config: SpeculationConfig, model_config) -> None:
         """Read what the drafter is to know before the first request, on the rank that drafts; `model_config` is vLLM's.
 
         Raises:
             ReadError: the corpus cannot be read, or is of another tokenizer.
         """
-        read_corpus_into(self.drafter, self.config, model_config)
-        self.history = HistoryClient.of_engine(self.config, model_config, self.counters)
+        read_corpus_into(self.drafter, config, model_config)
+        self.history = HistoryClient.of_engine(config, model_config, self.counters)
         if self.history:
             self.history.start()
 

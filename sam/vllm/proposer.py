@@ -59,7 +59,7 @@ class Adapter(Drafting):
         self._runner = runner
         self.is_drafting_rank = ranks.is_drafting_rank(runner)
         if self.is_drafting_rank:
-            self.session.begin(runner.vllm_config.model_config)
+            self.session.begin(self.config, runner.vllm_config.model_config)
         if self.config.paths > 1:
             check_engine(runner.vllm_config)
             of_rows = self.config.paths, self.num_speculative_tokens, self.counters

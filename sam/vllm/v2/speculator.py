@@ -69,7 +69,8 @@ class SamSpeculator(Drafting, BaseSpeculator):
         self._runner = runner
         runner.drafter = self  # by the first runner's name, for who shares text and says that weights are new
         if self._ranks.is_first_rank:
-            self.session.begin(runner.vllm_config.model_config)
+            config = SpeculationConfig.from_vllm(runner.vllm_config)
+            self.session.begin(config, runner.vllm_config.model_config)
         patches.wrap(runner, "execute_model", "draft_on_host", self._execute_model)
         patches.wrap(runner, "sample_tokens", "draft_on_host", self._sample_tokens)
         patches.put(runner, "take_draft_token_ids", "draft_on_host", self.take_draft_token_ids)

@@ -99,7 +99,8 @@ class Beside(LateDrafter):
     the kernel's drafts, until `first` tokens are appended.
 
     Attributes:
-        counts: tokens appended, drafts, tokens of drafts, tokens walked, drafts with a recovery context or that differ.
+        counts: tokens appended, drafts, tokens of drafts, tokens walked, drafts with a recovery context, that the memory
+            of other prompts changed, or that differ.
     """
 
     def __init__(self, drafter: Drafter, kernel, late_of: Callable[[], int], share: float, first: int):
@@ -133,6 +134,8 @@ class Beside(LateDrafter):
         automaton = self.kernel.automaton_of(self.drafter)
         tokens, probabilities, lengths = map(torch.Tensor.numpy, self.kernel.draft(automaton, given, K, VOCABULARY))
         by_host = draft_by_host(automaton, given, K, VOCABULARY)
+        forgetful = automaton._replace(rows=torch.zeros_like(automaton.rows))
+        own_only = draft_by_host(forgetful, given, K, VOCABULARY)
         for row, name in enumerate(names):
             expected = slice(drafts.offsets[row], drafts.offsets[row + 1])
             mine = drafts.token_ids[expected], drafts.acceptance[expected]
@@ -143,6 +146,7 @@ class Beside(LateDrafter):
             slot = self.drafter.slots_of([name])[0]
             self.counts["different"] += not (is_same and is_filled)
             self.counts["different"] += by_host[2][row] != length or (by_host[0][row].numpy() != tokens[row]).any()
+            self.counts["by_other_prompts"] += not torch.equal(own_only[0][row], by_host[0][row])
             self.counts["drafts"] += 1
             self.counts["tokens"] += length
             self.counts["walked"] += len(self.pending[name])
@@ -161,12 +165,19 @@ def requests_of(drafter, texts, names, rng) -> device_walk.Requests:
     return device_walk.Requests(*map(torch.from_numpy, (slots, rows, tokens, lengths)))
 
 
-def compare(recording: Recording, late_of: Callable[[], int], share: float, first=1 << 30, memory_bytes=8 << 20):
+def compare(
+    recording: Recording,
+    late_of: Callable[[], int],
+    share: float,
+    first=1 << 30,
+    memory_bytes=8 << 20,
+    kernel=interpreted,
+):
     """Compare on a recording; a small memory, since the interpreter copies every array. Returns Beside's counts, and
     those of the drafter."""
     drafter = Drafter(max_draft_tokens=K, memory_budget_bytes=memory_bytes)
-    with interpreted() as kernel:
-        beside = Beside(drafter, kernel, late_of, share, first)
+    with kernel() as own:
+        beside = Beside(drafter, own, late_of, share, first)
         with contextlib.suppress(Enough):
             replay(recording, lambda: beside, K, in_step=True)
     return beside.counts + Counter(drafter.counters)
