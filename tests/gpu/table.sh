@@ -2,7 +2,7 @@
 # On the GPU machine, in the project's folder: bash tests/gpu/table.sh MODEL SECONDS [options of sam bench or vLLM's]
 # MODEL: tiny (two layers), 0.6b, 1.7b, 4b, 8b or 32b: Qwen3's shapes with random weights, whose requests emit recorded
 # text. Ends within SECONDS; the same command goes on where it ended, while /tmp is kept. Leaves in $OUT/NAME:
-# result.json, bench.html, and rest.tar.xz with rounds, logs and nvidia-smi.
+# result.json, and rest.tar.xz with rounds, logs and nvidia-smi.
 # Variables: VARIANTS="stock off sam sam-device", REQUESTS="1 4 16 64 256", RECORDING=FILE.npz, SAMPLES=8,
 # MAX_TOKENS=192, RESPONSES=8, ROUNDS=3, RUNNER=v1 (vLLM's first model runner: a table of its own, without sam-device),
 # NAME, BEFORE=FOLDER (its rounds.jsonl is gone on with, on another machine with a GPU of the same kind).
@@ -58,7 +58,7 @@ fi
 
 # A shell's background jobs ignore Ctrl-C, which is what ends a table here: undone first. --foreground: it comes once.
 within='import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execvp(sys.argv[1], sys.argv[1:])'
-ending=45 # seconds in which engines end and the page is drawn
+ending=45 # seconds in which engines end
 code=0
 set -x
 python3 -c "$within" timeout --foreground --signal=INT --kill-after="$ending" "$((seconds - ending))" \
@@ -69,8 +69,8 @@ python3 -c "$within" timeout --foreground --signal=INT --kill-after="$ending" "$
     2>&1 | tee "$output/table.txt" || code=$?
 set +x
 if [ -n "$smi" ]; then kill "$smi" 2>/dev/null || true; fi
-for file in result.json bench.html; do [ ! -f "$output/$file" ] || cp "$output/$file" "$out/$name/"; done
-tar -C "$work/bench" -cJf "$out/$name/rest.tar.xz" --exclude=bench.html "$name"
+[ ! -f "$output/result.json" ] || cp "$output/result.json" "$out/$name/"
+tar -C "$work/bench" -cJf "$out/$name/rest.tar.xz" "$name"
 if [ "$code" -ne 0 ]; then
     for log in "$output"/*.log; do [ ! -f "$log" ] || { echo "== $log"; tail -n 15 "$log"; }; done
     [ "$code" -ne 124 ] || echo "time is up: the same command again goes on"

@@ -123,10 +123,11 @@ def test_a_step_with_drafts_waits_as_stocks_does_copies_nothing_and_has_one_laun
     assert called <= {"slice", "alias", "detach", "view"}, "which launch nothing"
 
 
-@pytest.mark.parametrize("place", ["draft", "slots_of", "choose"])
+@pytest.mark.parametrize("place", ["draft", "slots_of", "choose", "_step_of"])
 def test_a_fault_in_drafting_costs_drafts_and_nothing_else(squeezed, stock, place, monkeypatch, caplog):
     speculator, rows = squeezed.runner.speculator, ROWS[2:8]
-    owner = {"draft": device_walk, "slots_of": speculator.drafter, "choose": speculator.policy}[place]
+    owners = {"draft": device_walk, "slots_of": speculator.drafter, "choose": speculator.policy}
+    owner = owners.get(place, speculator)
     before = squeezed.counters()["draft_errors"]
     monkeypatch.setattr(owner, place, None)
     matrix.assert_same(matrix.run(squeezed, rows), stock[0], rows, by=1e-4)
