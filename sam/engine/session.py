@@ -1,7 +1,7 @@
 """The session of an engine, in all loops: it keeps the requests' texts, plans each step and drafts for it.
 
-It is told of prompts when requests start, and of tokens when those of a step have come to the host. Beside it stand
-what drafting needs beside the engine: a drafter, its history, its switch. Faults end here.
+It is told of prompts when requests start, and of tokens when those of a step have come to the host. It holds the
+drafter, its history and its switch. A fault in drafting ends here.
 """
 
 import logging
