@@ -99,8 +99,8 @@ class Beside(LateDrafter):
     the kernel's drafts, until `first` tokens are appended.
 
     Attributes:
-        counts: tokens appended, drafts, tokens of drafts, tokens walked, drafts with a recovery context, that the memory
-            of other prompts changed, or that differ.
+        counts: tokens appended, drafts, tokens of drafts, tokens walked; drafts with a recovery context, that the
+            memory of other prompts changed, and that differ.
     """
 
     def __init__(self, drafter: Drafter, kernel, late_of: Callable[[], int], share: float, first: int):
