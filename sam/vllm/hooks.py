@@ -100,8 +100,10 @@ def schedule_wanted_drafts(scheduler_class) -> None:
     def update_from_output(original, self, scheduler_output, model_runner_output):
         outputs = original(self, scheduler_output, model_runner_output)
         wanted = getattr(model_runner_output, PLACEHOLDERS, None)
-        self._sam_follows = wanted is not None
-        if self._sam_follows and wanted != len(self._spec_token_placeholders):
+        if wanted is None:  # of a step without requests; or the drafter has failed: room stays as it is
+            return outputs
+        self._sam_follows = True
+        if wanted != len(self._spec_token_placeholders):
             self._spec_token_placeholders = [-1] * wanted
             for request in self.running:  # the next step's are set already
                 if not request.is_prefill_chunk and not request.use_structured_output:
