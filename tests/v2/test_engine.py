@@ -142,6 +142,14 @@ def test_a_fault_in_drafting_costs_drafts_and_nothing_else(drafting, stock, capl
     assert caplog.text.count("drafting failed") == 1
 
 
+def test_a_fault_in_a_steps_record_costs_drafts_and_nothing_else(drafting, stock, monkeypatch):
+    """The scheduler is told nothing of such a step, and goes on as before."""
+    before, rows = drafting.counters()["draft_errors"], ROWS[2:8]
+    monkeypatch.setattr(drafting.runner.speculator, "_step_of", None)
+    matrix.assert_same(matrix.run(drafting, rows), stock[0], rows, by=1e-4)
+    assert drafting.counters()["draft_errors"] > before + 3
+
+
 @pytest.mark.parametrize("squeezed", [True], ids=["asynchronous"], indirect=True)
 def test_tokens_follow_the_models_distribution(drafting):
     """By the place of each token in its own distribution, as the engine tells that: uniform, behind drafts too."""
