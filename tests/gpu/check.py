@@ -14,6 +14,8 @@ import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from shapes import SHAPES, config_of
+
 VERSIONS = """
 vllm torch triton transformers tokenizers numpy numba pydantic huggingface-hub safetensors xgrammar matplotlib
 psutil sam-rollout
@@ -30,14 +32,6 @@ sam.tools.bench.__main__
 """
 ENGINE_SECONDS = 5.0
 START_SECONDS = 240  # after which an engine that has not started is ended
-QWEN3 = {
-    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": False, "attention_dropout": 0.0,
-    "bos_token_id": 151643, "eos_token_id": 151645, "hidden_act": "silu", "head_dim": 128, "num_key_value_heads": 8,
-    "max_position_embeddings": 40960, "rms_norm_eps": 1e-06, "rope_theta": 1000000, "initializer_range": 0.02,
-    "torch_dtype": "bfloat16", "use_cache": True, "vocab_size": 151936,
-    "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 2, "num_attention_heads": 16,
-    "tie_word_embeddings": True,
-}  # fmt: skip
 
 
 def check_imports() -> int:
@@ -78,7 +72,7 @@ def run_engine(folder: str) -> None:
 def check_engine(name: str, environment: dict[str, str]) -> bool:
     """The same in a process of its own, with its log's end where it fails."""
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(QWEN3))
+        (Path(folder) / "config.json").write_text(json.dumps(config_of(SHAPES["tiny"])))
         log = Path(tempfile.gettempdir()) / f"check-{name}.log"
         with log.open("w") as output:
             process = subprocess.Popen(

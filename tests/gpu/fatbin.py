@@ -5,11 +5,8 @@ CUDA runtime looks at an entry's header, then reads the data of the one that fit
 read, keeps every offset, and compresses to nothing.
 """
 
-import collections
 import struct
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 MAGIC = b"\x50\xed\x55\xba"
@@ -61,24 +58,3 @@ def lean(library: bytes, chip: int) -> bytes:
             if entry not in kept:
                 result[entry.start : entry.start + entry.size] = bytes(entry.size)
     return bytes(result)
-
-
-def main() -> None:
-    """python3 fatbin.py LIBRARY...: MiB of device code by kind and chip, and what is left for sm_90."""
-    for name in sys.argv[1:]:
-        library = Path(name).read_bytes()
-        sizes = collections.Counter()
-        kept = collections.Counter()
-        for entries in containers(library):
-            for entry in entries:
-                sizes[entry.kind, entry.chip] += entry.size
-            for entry in needed(entries, 90):
-                kept[entry.kind, entry.chip] += entry.size
-        for what, counts in (("all", sizes), ("kept", kept)):
-            print(f"{name} {len(library) / 2**20:.0f} MiB, {what}:")
-            for (kind, chip), size in counts.items():
-                print(f"  {'ELF' if kind == ELF else 'PTX'} {chip}: {size / 2**20:.1f}")
-
-
-if __name__ == "__main__":
-    main()
